@@ -319,10 +319,78 @@ def adapting(worker: ps.Worker | None, steps: int = 9) -> dict[str, torch.Tensor
     return {name: one.detach().clone() for name, one in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("strategy", [*SERVER, "local_sgd"], ids=str)
+@pytest.mark.parametrize("strategy", [*SERVER, "allreduce", "local_sgd", ps.async_sgd("gap_aware")], ids=str)
 def test_adapters_that_take_turns_train_as_in_torch(strategy: Any) -> None:
     run = ps.run(adapting, strategy, workers=1, engine=SIMULATED)
     assert all(torch.equal(run.state_dict[name], one) for name, one in adapting(None).items())
+
+
+def wide(hidden: int = 50_000) -> nn.Module:
+    """Large enough for passes by compiled kernels, and to be read in place."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(loops.FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, loops.CLASSES))
+
+
+AWAKE = ((), (0,), (0, 1), (), (1,), (0, 1))
+"""By turns: the workers that train the first layer, too."""
+
+
+def waking(worker: ps.Worker, build: Callable[[], nn.Module]) -> None:
+    model = build()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = worker.prepare(model, optimizer, trainable="all")
+    inputs, labels = loops.data()
+    for step in range(2 * len(AWAKE)):
+        model[0].requires_grad_(worker.rank in AWAKE[step // 2])
+        optimizer.zero_grad()
+        cross_entropy(model(inputs[worker.rank :: 2]), labels[worker.rank :: 2]).backward()
+        optimizer.step()
+
+
+def woken(build: Callable[[], nn.Module]) -> nn.Module:
+    """The same in one process: a worker without a gradient counts as zeros, where the other has one."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = loops.data()
+    for step in range(2 * len(AWAKE)):
+        optimizer.zero_grad()
+        for rank in range(2):
+            model[0].requires_grad_(rank in AWAKE[step // 2])
+            (cross_entropy(model(inputs[rank::2]), labels[rank::2]) / 2).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("build", [loops.mlp, wide], ids=["small", "large"])
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.allreduce()], ids=str)
+def test_what_wakes_in_one_worker_first_trains_as_in_one_process(strategy: ps.Strategy, build: Any) -> None:
+    run = ps.run(partial(waking, build=build), strategy, workers=2, engine=SIMULATED)
+    for name, wanted in woken(build).state_dict().items():
+        torch.testing.assert_close(run.state_dict[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("correct", ["dana", "gap_aware", "delay_compensated", "plain"])
+@pytest.mark.parametrize("build", [loops.mlp, wide], ids=["small", "large"])
+def test_a_layer_that_never_wakes_is_as_if_left_out(correct: Any, build: Any) -> None:
+    left_in, left_out = (
+        ps.run(partial(half, build=build, given=given), ps.async_sgd(correct), workers=3, engine=SIMULATED)
+        for given in (True, False)
+    )
+    assert all(torch.equal(one, left_out.state_dict[name]) for name, one in left_in.state_dict.items())
+
+
+def half(worker: ps.Worker, build: Callable[[], nn.Module], given: bool) -> None:
+    """Trains the last layer; the first one is `given` to the optimizer, too."""
+    model = build()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters() if given else model[2].parameters(), lr=0.01)
+    model, optimizer = worker.prepare(model, optimizer, **({"trainable": "all"} if given else {}))
+    inputs, labels = loops.data()
+    for _ in worker.steps(30):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
 
 
 def test_ddp_refuses_what_is_unfrozen_later() -> None:

@@ -157,6 +157,20 @@ def test_the_mean_of_finite_numbers_is_finite(dtype: str, weight: float) -> None
     torch.testing.assert_close(held.take_mean(4 * weight).views[0], part.views[0], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sum_counts_what_is_absent_as_zeros(dtype: str) -> None:
+    """Whatever lies there, and also at its first contribution; the next sum starts anew."""
+    layout = Layout(
+        [TensorSpec("w", (3,), dtype, Kind.TRAINED, 0), TensorSpec("v", (3,), dtype, Kind.TRAINED, 0, True)]
+    )
+    held = Accumulator(Arena.private(layout), 4)
+    for _ in range(2):
+        for value, absent in ((4.0, 0b10), (2.0, 0), (6.0, 0b11), (2.0, 0b10)):
+            held.add(filled(layout, value), 1.0, absent)
+        w, v = held.take_mean(4.0).views
+        assert (w.tolist(), v.tolist()) == ([2.0] * 3, [0.5] * 3)
+
+
 def test_a_greater_weight_than_the_first_does_not_overflow() -> None:
     held = Accumulator(Arena.private(Layout(MODEL[:1])), 2)
     part = filled(Layout(MODEL[:1]), 1e37)

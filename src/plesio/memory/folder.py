@@ -81,7 +81,7 @@ class Folder:
             current = versions.buffers[versions.current]
             if correction is not None:
                 assert came.then is not None, "it is of one worker, which reads a version"
-                correction.correct(came.slots[0], current, came.then)
+                correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)
             target = versions.buffers[index]
             self._step(target, current, came, index)
@@ -89,7 +89,7 @@ class Folder:
                 self._after(target)
                 publisher.rewritten()
             if correction is not None:
-                correction.stepped(current, target)
+                correction.stepped(current, target, came.absent)
             publisher.made(index)
 
     def forget(self, worker: int) -> None:
@@ -142,6 +142,8 @@ def build_folder(
     """
     first = versions.buffers[versions.current]
     optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
+    if optimizer is not None:
+        optimizer.rewritten = after is not None
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
         momenta = Momenta(keys, optimizer, versions, len(slots), workers, strategy.outer.scale, new_arena)
         copies = [new_arena("buffer") for _ in range(held_by(strategy))]

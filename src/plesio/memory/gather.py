@@ -12,7 +12,7 @@ import torch
 from plesio.core.events import Fold
 from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import Arena
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.noise import Noise
 from plesio.tensors.packing import Packing
@@ -46,7 +46,7 @@ class Came(NamedTuple):
     def mean(self) -> Arena:
         """The mean, in the first slot."""
         if len(self.slots) > 1:
-            mean_into(self.slots[0], self.slots, self.shares)
+            mean_into(self.slots[0], self.slots, self.shares, absent=self.absent)
         return self.slots[0]
 
 
@@ -97,6 +97,7 @@ class AllAtOnce(Gather):
         new_arena: NewArena,
     ) -> None:
         super().__init__(versions, slots)
+        self._leaves_out = not strategy.send.stepped and not strategy.gives_back_mean
         self._looks_back = looks_back
         self._held_absent = ALL  # of all that is in the buffer
         codec = strategy.send.codec
@@ -109,20 +110,29 @@ class AllAtOnce(Gather):
     def hold(self, worker: int, weight: float) -> None:
         assert self._held is not None, "only a buffer that lets workers go on holds"
         slot = self._slots[worker]
-        self._held.add(
-            slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0]), weight
-        )
+        absent = self._absent.get(worker, 0) if self._leaves_out else 0
+        unpacked = slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0])
+        self._held.add(unpacked, weight, absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, weight)
         self._held_absent &= self._absent.get(worker, 0)
 
     def of(self, fold: Fold) -> Iterable[Came]:
         worker = fold.members[0].worker
-        slots, shares = self._parts(fold)
         absent = self._absent_in(fold) if self._absent or fold.held else 0
+        if len(fold.members) > 1 and self._absent and self._leaves_out and not fold.held:
+            self._fill_up(fold, absent)
+        slots, shares = self._parts(fold)
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
         then = self._versions.of(worker) if self._looks_back else None
         return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then),)
+
+    def _fill_up(self, fold: Fold, absent: int) -> None:
+        """Segments that a worker left out, and not all did, are zeros: the slot holds there what was before."""
+        layout = self._versions.buffers[0].layout
+        for member in fold.members:
+            for segment in layout.lacking(self._absent.get(member.worker, 0)) - layout.lacking(absent):
+                self._slots[member.worker].flat[segment].zero_()
 
     def _parts(self, fold: Fold) -> tuple[list[Arena], list[float]]:
         if fold.held:
@@ -171,7 +181,7 @@ class InTurn(Gather):
         slots: Sequence[Arena],
         live: set[int],
         held: Sequence[Arena],
-        damp: Callable[[Arena, Arena, Arena], None],
+        damp: Callable[[Arena, Arena, Arena, int], None],
     ) -> None:
         super().__init__(versions, slots)
         self._live = live
@@ -181,12 +191,12 @@ class InTurn(Gather):
         self._damp = damp
 
     def hold(self, worker: int, weight: float) -> None:
-        slot, versions = self._slots[worker], self._versions
-        self._damp(slot, versions.buffers[versions.current], versions.of(worker))
-        self._copies[self._waiting].copy_from(slot, Kind.TRAINED, Kind.BUFFER)
+        slot, versions, absent = self._slots[worker], self._versions, self._absent.get(worker, 0)
+        self._damp(slot, versions.buffers[versions.current], versions.of(worker), absent)
+        mean_into(self._copies[self._waiting], [slot], [1.0], absent=absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, 1.0)
-        self._absent_of[self._waiting] = self._absent.get(worker, 0)
+        self._absent_of[self._waiting] = absent
         self._waiting += 1
 
     def of(self, fold: Fold) -> Iterator[Came]:

@@ -19,7 +19,7 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -158,14 +158,17 @@ class Momenta(Step):
     def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
-            self.damping.correct(gradient, master, came.then)
-        for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+            self.damping.correct(gradient, master, came.then, came.absent)
+        both = enumerate(zip(self.sum.trained, momentum.trained, strict=True))
+        lacking = master.layout.lacking(came.absent)
+        moved = [one for position, one in both if position not in lacking]
+        for whole, part in moved:
             whole -= part
         self.optimizer.step(master, master, gradient, scales, came.absent, came.rows, self._share)
         if self.tables is not None:
             self.tables.changed(came.rows, self._versions.current)
         self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(came.absent))
-        for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+        for whole, part in moved:
             whole += part
 
     def _step_in_one_pass(
@@ -183,12 +186,40 @@ class Momenta(Step):
                 totals[position], then, closeness, out[position], self.factors(self.optimizer.at())[position]
             )
 
-        gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead)
-        if before:
-            for position, (sums, elements) in enumerate(zip(gaps, master.layout.trained_elements, strict=True)):
-                self.damping.learn(position, sums, elements)
-        self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(0))
-        self.ready = index, self.factors(self.optimizer.at())
+        gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead, came.absent)
+        elements, lacking = master.layout.trained_elements, self.optimizer.lacking(came.absent)
+        for position, lacks in enumerate(lacking):
+            if before and not lacks:
+                self.damping.learn(position, gaps[position], elements[position])
+        self._swap_out(own, self._begun[came.worker], lacking)
+        ats = self.optimizer.at()
+        factors = self.factors(ats)
+        self.look_ahead(index, [position for position, lacks in enumerate(lacking) if lacks], ats, factors)
+        self.ready = index, factors
+
+    def look_ahead(self, index: int, positions: Iterable[int], ats: Sequence[At], factors: Sequence[float]) -> None:
+        """Write what lies at these positions into buffer `index` as it will be about."""
+        optimizer, versions = self.optimizer, self._versions
+        target, master = versions.buffers[index], versions.buffers[versions.current]
+        outs, weights, totals = optimizer.select(target), optimizer.select(master), optimizer.select(self.sum)
+        for position in positions:
+            at, factor = ats[position], factors[position]
+            out, weight, total = outs[position], weights[position], totals[position]
+            if at.table:
+                continue
+            if not at.state:  # without a momentum, or before its first step
+                optimizer.leave(position, target, master)
+                continue
+            if not factor:
+                out.copy_(weight)
+                continue
+            if "exp_avg_sq" not in at.state:
+                torch.add(weight, total, alpha=factor, out=out)
+                continue
+            by = optimizer.numbers_of(position)
+            squares = at.state["max_exp_avg_sq" if at.group["amsgrad"] else "exp_avg_sq"]
+            for new, old, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
+                torch.addcdiv(old, momenta, root_of(square, by), value=factor, out=new)
 
     def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
         for position, (at, momentum) in enumerate(zip(self.optimizer.at(), own, strict=True)):
@@ -317,24 +348,8 @@ class Ahead(Publisher):
 
     def _look_ahead(self, ats: Sequence[At], factors: Sequence[float]) -> int:
         """Write the parameters with look-ahead into a free buffer; its index."""
-        optimizer, versions = self._momenta.optimizer, self.versions
-        index = versions.spare()
-        totals, targets = optimizer.select(self._momenta.sum), optimizer.select(versions.buffers[index])
-        weights = optimizer.select(versions.buffers[versions.current])
-        for position, (out, weight, total, at) in enumerate(zip(targets, weights, totals, ats, strict=True)):
-            if at.table:
-                continue
-            factor = factors[position]
-            if not factor:
-                out.copy_(weight)
-                continue
-            if "exp_avg_sq" not in at.state:
-                torch.add(weight, total, alpha=factor, out=out)
-                continue
-            by = optimizer.numbers_of(position)
-            squares = at.state["max_exp_avg_sq" if at.group["amsgrad"] else "exp_avg_sq"]
-            for target, master, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
-                torch.addcdiv(master, momenta, root_of(square, by), value=factor, out=target)
+        index = self.versions.spare()
+        self._momenta.look_ahead(index, range(len(ats)), ats, factors)
         return index
 
     def whole(self, reader: int) -> int:

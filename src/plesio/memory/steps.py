@@ -60,14 +60,18 @@ class Mean(Step):
     def __init__(self, marks: bool, by: Weighted | None) -> None:
         self._marks = marks
         self._by = by
+        self._empty: dict[int, frozenset[int]] = {}  # by buffer: segments that are zeros, but for marks
 
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
-        mean_into(target, came.slots, came.shares, by=self._by)
-        if self._marks:
-            for tensor in members_of(
-                came.absent
-            ):  # a NaN, which no mean of finite gradients has, says that nobody had one
-                target.views[tensor].view(-1)[:1] = nan
+        mean_into(target, came.slots, came.shares, by=self._by, absent=came.absent)
+        if not self._marks:
+            return
+        lacking = target.layout.lacking(came.absent)
+        for segment in lacking - self._empty.get(index, frozenset()):
+            target.flat[segment].zero_()
+        self._empty[index] = lacking
+        for tensor in members_of(came.absent):  # a NaN, which no mean of finite gradients has, says that nobody had one
+            target.views[tensor].view(-1)[:1] = nan
 
 
 class Optimizing(Step):
@@ -99,7 +103,7 @@ class Optimizing(Step):
         if absent and optimizer.has_to_split(absent):
             optimizer.split()
         if self._tables is None and optimizer.in_one_pass(absent):
-            optimizer.step_mean(target, current, came.slots, came.shares, scales, share)
+            optimizer.step_mean(target, current, came.slots, came.shares, scales, share, absent=absent)
             mean = came.slots[0]
             if len(came.slots) > 1:
                 mean_into(mean, came.slots, came.shares, target.layout.buffer_segments)

@@ -2,8 +2,9 @@
 
 A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors that are worked on
 together lie together. The parameters of one optimizer group and dtype make one *segment*: an elementwise optimizer steps
-it as a single flat tensor. Then come parameters no optimizer moves, then buffers. Each tensor starts on a 64-byte
-boundary, so that kernels take the same path whatever lies before it; the padding is zero and stays zero.
+it as a single flat tensor. Those that are frozen for now make one of their own, which costs nothing while they are. Then come
+parameters no optimizer moves, then buffers. Each tensor starts on a 64-byte boundary, so that kernels take the same path
+whatever lies before it; the padding is zero and stays zero.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ SMALL_BYTES = 1 << 20
 """Up to this size a plain memory copy is quicker than torch's; beyond, torch may use several threads."""
 
 
+LACKING_MAX = 100
+"""How many sets of absent tensors are remembered."""
+FIELDS = {"shape": "shape", "dtype": "dtype", "kind": "kind", "group": "optimizer group", "asleep": "frozen at prepare"}
+"""What must be the same of a tensor in each worker, and in words."""
+
+
 class Kind(IntEnum):
     """A tensor's part in training; the kinds lie in memory in this order."""
 
@@ -46,13 +53,15 @@ class Kind(IntEnum):
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none)."""
+    """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none). `asleep`: it is trained, and
+    needs no gradient yet."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     kind: Kind
     group: int = -1
+    asleep: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -90,7 +99,7 @@ class Layout:
         segments: list[Segment] = []
         at = 0
         order = sorted(range(len(specs)), key=lambda i: (*_together(specs[i]), i))
-        for (kind, group, dtype), some in groupby(order, key=lambda i: _together(specs[i])):
+        for (kind, group, dtype, _), some in groupby(order, key=lambda i: _together(specs[i])):
             tensors, start, itemsize = tuple(some), at, getattr(torch, dtype).itemsize
             for index in tensors:
                 starts[index] = at
@@ -102,6 +111,8 @@ class Layout:
         self.trained_elements = tuple(sum(specs[i].numel for i in one.tensors) for one in trained)  # without padding
         whole = (Kind.TRAINED, Kind.BUFFER)
         self.moving_segments = tuple(i for i, one in enumerate(segments) if one.kind in whole)
+        self._members = tuple(sum(1 << tensor for tensor in one.tensors) for one in segments)
+        self._lacking: dict[int, frozenset[int]] = {0: frozenset()}
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
         moving = [spec for spec in specs if spec.kind in whole]
@@ -109,6 +120,17 @@ class Layout:
             spec.numel * spec.torch_dtype.itemsize for spec in moving
         )  # of an exchange, in each direction
         self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
+
+    def lacking(self, absent: int) -> frozenset[int]:
+        """The trained segments of which all tensors are in this set (`plesio.tensors.tensor_set`)."""
+        known = self._lacking.get(absent)
+        if known is None:
+            if len(self._lacking) > LACKING_MAX:  # as where each step uses other tensors
+                self._lacking = {0: frozenset()}
+            trained = [place for place in self.moving_segments if place not in self.buffer_segments]
+            known = frozenset(place for place in trained if absent & self._members[place] == self._members[place])
+            self._lacking[absent] = known
+        return known
 
     def stretches(self, kinds: tuple[Kind, ...]) -> list[tuple[int, int]]:
         """The byte ranges (start, end) of the segments of these kinds (of all, if none is named)."""
@@ -129,10 +151,9 @@ class Layout:
         for wanted, got in zip(self.specs, other.specs, strict=False):
             if wanted.name != got.name:
                 return f"tensor {wanted.name!r} was wanted, got {got.name!r}"
-            for field in ("shape", "dtype", "kind", "group"):
+            for field, what in FIELDS.items():
                 want, have = getattr(wanted, field), getattr(got, field)
                 if want != have:
-                    what = "optimizer group" if field == "group" else field
                     return f"{wanted.name}: wanted {what} {_words(want)}, got {_words(have)}"
         if len(self.specs) != len(other.specs):
             longer = max(self.specs, other.specs, key=len)
@@ -145,8 +166,8 @@ def _words(value: object) -> str:
     return value.name.lower() if isinstance(value, Kind) else str(value)
 
 
-def _together(spec: TensorSpec) -> tuple[Kind, int, str]:
-    return spec.kind, spec.group, spec.dtype
+def _together(spec: TensorSpec) -> tuple[Kind, int, str, bool]:
+    return spec.kind, spec.group, spec.dtype, spec.asleep
 
 
 class Lies(msgspec.Struct, frozen=True):

@@ -22,12 +22,12 @@ from plesio.tensors.server_optimizer import Kept
 class Correction:
     """Changes a gradient in place, and learns from the step made with it."""
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
-        """Change `gradient`."""
+    def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
+        """Change `gradient`, but for segments that are `absent`."""
         raise NotImplementedError
 
-    def stepped(self, before: Arena, after: Arena) -> None:
-        """Learn from the step that was made with it."""
+    def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
+        """Learn from the step that was made with it; what was `absent` did not move."""
 
     def kept(self) -> Kept:
         """What a checkpoint keeps."""
@@ -37,10 +37,11 @@ class Correction:
         """Go on from the numbers of `kept`."""
 
 
-def _chunks(*arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
-    """Aligned pieces of the trained segments of several arenas."""
-    flats = zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True)
-    return [piece for together in flats for piece in pieces(*together)]
+def _chunks(absent: int, *arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
+    """Aligned pieces of the trained segments of several arenas, but for those that are `absent`."""
+    lacking = arenas[0].layout.lacking(absent)
+    flats = enumerate(zip(*(arena.of_kind(Kind.TRAINED) for arena in arenas), strict=True))
+    return [piece for place, together in flats if place not in lacking for piece in pieces(*together)]
 
 
 SMALLEST_ROOM = 1e-30
@@ -102,14 +103,14 @@ class DelayCompensation(Correction):
         self._rule = rule
         self._mean_square = mean_square
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+    def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
         """Add the first-order Taylor term, with g*g in place of the Hessian's diagonal."""
         rule = self._rule
         if self._mean_square is None:
-            for g, now, then in _chunks(gradient, current, backup):
+            for g, now, then in _chunks(absent, gradient, current, backup):
                 g.add_((g * g).mul_(now - then), alpha=rule.lam)
             return
-        for g, now, then, mean_square in _chunks(gradient, current, backup, self._mean_square):
+        for g, now, then, mean_square in _chunks(absent, gradient, current, backup, self._mean_square):
             square = g * g
             mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
             g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
@@ -126,22 +127,27 @@ class GapAwareness(Correction):
         self._mean_step: list[float] = []
         self._steps = 0
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
+    def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
         """Shrink each element by how far its parameter moved meanwhile, measured in mean steps."""
         if not self._steps:
             return
         unbiased = 1.0 - self._decay**self._steps
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
-        for mean_step, (slope, now, then) in zip(self._mean_step, flats, strict=True):
+        lacking = gradient.layout.lacking(absent)
+        for position, (slope, now, then) in enumerate(flats):
+            if position in lacking:
+                continue
+            mean_step = self._mean_step[position]
             _shrink(slope, now, then, closeness(mean_step / unbiased), plain_sums)
 
     @quiet
-    def stepped(self, before: Arena, after: Arena) -> None:
-        elements = before.layout.trained_elements
+    def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
+        elements, lacking = before.layout.trained_elements, before.layout.lacking(absent)
         self._mean_step = self._mean_step or [0.0] * len(elements)
         self._steps += 1
         for position, (old, new) in enumerate(zip(before.trained, after.trained, strict=True)):
-            mean = sum(float(distance(b, a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
+            parts = pieces(old, new) if position not in lacking else ()
+            mean = sum(float(distance(b, a).sum()) for a, b in parts) / max(1, elements[position])
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:
@@ -172,11 +178,13 @@ class GapDamping(Correction):
         self._sum: list[float] = []
         self._weight: list[float] = []
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena) -> None:
-        """Shrink each element by its gap, measured in mean gaps."""
+    def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
+        """Shrink each element by its gap, measured in mean gaps; but for segments that are `absent`."""
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
-        elements = gradient.layout.trained_elements
+        elements, lacking = gradient.layout.trained_elements, gradient.layout.lacking(absent)
         for position, (slope, now, then) in enumerate(flats):
+            if position in lacking:
+                continue
             self.learn(position, _shrink(slope, now, then, self.closeness(position), self._sums_of), elements[position])
 
     def closeness(self, position: int) -> float:

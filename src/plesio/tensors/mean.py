@@ -61,14 +61,19 @@ def mean_into(
     shares: Sequence[float],
     segments: Sequence[int] | None = None,
     by: Weighted | None = None,
+    absent: int = 0,
 ) -> None:
     """`out` = sum of shares[i] * parts[i], of all segments that move or of these; the shares add up to 1, `out` may be parts[0].
+    Segments that are `absent` as a whole are left as they are.
 
     Equal shares are summed first and divided once. A single part is copied as it is, bit for bit. `by` does it for a segment.
     """
     by = by or weighted_into
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
+    lacking = out.layout.lacking(absent)
     for segment in out.layout.moving_segments if segments is None else segments:
+        if segment in lacking:
+            continue
         target, flats = out.flat[segment], [part.flat[segment] for part in parts]
         if not target.is_floating_point():
             _largest_into(target, flats)
@@ -170,10 +175,11 @@ class Accumulator:
         self._count = count
         self._down = 1.0  # the power of two that the sum is scaled by
         self._empty = True
-        self._weight = 0.0
+        self._weights: dict[int, float] = {}  # by segment: of what was added to it
         self._constants: dict[int, _Constant] = {}  # by buffer segment
 
-    def add(self, part: Arena, weight: float) -> None:
+    def add(self, part: Arena, weight: float, absent: int = 0) -> None:
+        """Add a contribution, but for segments of which all is `absent`: they count as zeros."""
         down = room_for(self._count) * 0.5 ** max(0, frexp(weight)[1])
         if self._empty:
             self._down = down
@@ -182,17 +188,18 @@ class Accumulator:
                 if total.is_floating_point() and total.dtype not in HALF:
                     total.mul_(down / self._down)
             self._down = down
-        self._weight = weight if self._empty else self._weight + weight
+        lacking = part.layout.lacking(absent)
         for segment in part.layout.moving_segments:
-            total, one = self.arena.flat[segment], part.flat[segment]
+            if segment in lacking:
+                continue
+            total, one, first = self.arena.flat[segment], part.flat[segment], segment not in self._weights
+            self._weights[segment] = self._weights.get(segment, 0.0) + weight
             if not total.is_floating_point():
-                total.copy_(one) if self._empty else torch.maximum(total, one, out=total)
+                total.copy_(one) if first else torch.maximum(total, one, out=total)
             elif total.dtype in HALF:
-                share = weight / self._weight
-                _half_into(
-                    total, [one] if self._empty else [total, one], [share] if self._empty else [1 - share, share]
-                )
-            elif self._empty:
+                share = weight / self._weights[segment]
+                _half_into(total, [one] if first else [total, one], [share] if first else [1 - share, share])
+            elif first:
                 torch.mul(one, weight * self._down, out=total)
             else:
                 total.add_(one, alpha=weight * self._down)
@@ -211,13 +218,15 @@ class Accumulator:
 
     def empty(self) -> None:
         self._empty = True
+        self._weights.clear()
 
     def take_mean(self, total_weight: float) -> Arena:
-        """The weighted mean of what was added; the next `add` starts anew."""
-        for total in self.arena.flat:
+        """The weighted mean of what was added; the next `add` starts anew. Segments that nothing was added to mean nothing."""
+        for segment, weight in self._weights.items():
+            total = self.arena.flat[segment]
             if total.is_floating_point():
-                total.mul_((self._weight if total.dtype in HALF else 1.0 / self._down) / total_weight)
+                total.mul_((weight if total.dtype in HALF else 1.0 / self._down) / total_weight)
         for segment, constant in self._constants.items():
             constant.put_into(self.arena.flat[segment])
-        self._empty = True
+        self.empty()
         return self.arena

@@ -52,7 +52,8 @@ def describe(
         kind = Kind.TRAINED if (parameter.requires_grad or frozen_too) and (group >= 0 or unheld_too) else Kind.FROZEN
         if kind is Kind.TRAINED and id(parameter) in tables:
             kind = Kind.ROWS
-        specs.append(_spec(_plain(name), parameter, kind, group if kind.moves else -1))
+        asleep = kind is Kind.TRAINED and frozen_too and not parameter.requires_grad
+        specs.append(_spec(_plain(name), parameter, kind, group if kind.moves else -1, asleep))
         tensors.append(parameter)
     for name, buffer in model.named_buffers():
         specs.append(_spec(_plain(name), buffer, Kind.BUFFER, -1))
@@ -102,7 +103,7 @@ def self_limiting(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
 
 
-def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec:
+def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int, asleep: bool = False) -> TensorSpec:
     if is_lazy(tensor):
         raise ConfigurationError(
             f"{name} has no shape yet (a lazy module's); run one batch through the model before prepare"
@@ -113,7 +114,7 @@ def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int) -> TensorSpec
             f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can"
             f"{remedy if tensor.is_complex() else ''}"
         )
-    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group)
+    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group, asleep)
 
 
 def _state_names(model: nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:

@@ -20,7 +20,7 @@ from plesio.errors import CheckpointError
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import LACKING_MAX, Arena, Kind
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, number, unsendable
@@ -36,10 +36,6 @@ NORMALISING: tuple[type[Optimizer], ...] = (
 """Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
 """Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
-
-
-LACKING_MAX = 100
-"""How many sets of absent tensors are remembered."""
 
 
 class Kept(NamedTuple):
@@ -94,6 +90,9 @@ class ServerOptimizer:
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
+        self._alike: dict[int, set[int]] = {}  # by position that was left alone: the arenas that have its values
+        self.rewritten = False
+        """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
@@ -180,12 +179,15 @@ class ServerOptimizer:
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
         """
-        lacking = self.lacking(absent)
+        lacking = self._to_move(absent)
         if self._directly:
             self._step_directly(target, current, gradient, scales, lacking, share)
             return
-        if target is not current:
+        if target is not current and not absent:
             target.copy_from(current, Kind.TRAINED)
+        elif target is not current:
+            for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
+                self.leave(position, target, current) if lacking[position] else new.copy_(old)
         if (scales, share) != self._set_at:
             self._set_at = scales, share
             self._apply_groups()
@@ -207,7 +209,7 @@ class ServerOptimizer:
 
     def in_one_pass(self, absent: int) -> bool:
         """Whether `step_mean` can fold a contribution that lacks these tensors."""
-        return self._pass is not None and self._directly and not absent and self._whole
+        return self._pass is not None and self._directly and self._whole and not self.has_to_split(absent)
 
     @property
     def _whole(self) -> bool:
@@ -226,12 +228,18 @@ class ServerOptimizer:
         share: float = 1.0,
         owns: Sequence[torch.Tensor] = (),
         ahead: Callable[[int], Ahead] = lambda _: NOT_AHEAD,
+        absent: int = 0,
     ) -> list[Any]:
         """As `step` with the weighted mean of what lies in the slots, in one pass over memory. By position, `owns` are a
-        worker's own momenta, and `ahead` tells what look-ahead wants; returned are the sums of the gaps."""
+        worker's own momenta, and `ahead` tells what look-ahead wants; returned are the sums of the gaps (None: left alone)."""
         assert self._pass is not None, "in_one_pass was asked"
-        gaps = []
+        gaps: list[Any] = []
+        lacking = self._to_move(absent)
         for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
+            if lacking[position]:
+                self.leave(position, target, current)
+                gaps.append(None)
+                continue
             came = [self.select(slot)[position] for slot in slots]
             group, rate = self.group_of(position), self._rate(position, scales)
             own = owns[position] if owns else None
@@ -252,6 +260,22 @@ class ServerOptimizer:
             known = self._lacking[absent] = [absent & piece.bits == piece.bits for piece in self._pieces]
         return known
 
+    def _to_move(self, absent: int) -> list[bool]:
+        """By position, whether a step that is about to be made leaves it alone."""
+        lacking = self.lacking(absent)
+        if self._alike:
+            self._alike = {position: alike for position, alike in self._alike.items() if lacking[position]}
+        return lacking
+
+    def leave(self, position: int, target: Arena, current: Arena) -> None:
+        """What lies there is in `target` as in `current`; copied, unless it has not moved since it was."""
+        if target is current:
+            return
+        alike = self._alike.setdefault(position, {id(current)})
+        if id(target) not in alike or self.rewritten:
+            self.select(target)[position].copy_(self.select(current)[position])
+            alike.add(id(target))
+
     def has_to_split(self, absent: int) -> bool:
         """Whether these are only a part of the tensors that are stepped on as one."""
         return absent not in self._lacking and any(0 < absent & piece.bits < piece.bits for piece in self._pieces)
@@ -261,7 +285,7 @@ class ServerOptimizer:
         pieces, parameters, states = self._pieces, self.parameters, self.optimizer.state
         was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
         self._pieces = [part for piece in pieces for part in piece.parts()]
-        self._lacking, self._selected = {0: [False] * len(self._pieces)}, {}
+        self._lacking, self._selected, self._alike = {0: [False] * len(self._pieces)}, {}, {}
         self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
         self._group_of = [piece.group for piece in self._pieces]
         self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
@@ -311,8 +335,7 @@ class ServerOptimizer:
         for position, (new, old, slope, lacks) in enumerate(tensors):
             rate = self._rate(position, scales)
             if lacks:
-                if target is not current:
-                    new.copy_(old)
+                self.leave(position, target, current)
             elif self.kinds[self._group_of[position]] is optim.SGD:
                 momentum, first = self._momentum(position)
                 sgd_step(new, old, slope, momentum, first, self.groups[self._group_of[position]], rate)

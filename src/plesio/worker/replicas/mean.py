@@ -31,6 +31,7 @@ class MeanReplica(Replica):
         self._home = home
         self._begun = False
         self.touched: set[int] = set()
+        self._zeros = 0  # the tensors that are zero in the slot
         self.passed: Callable[[], None] = nothing
         super().__init__(*given)
 
@@ -82,16 +83,19 @@ class MeanReplica(Replica):
         gradients, places = [], []
         for index, tensor in zip(self._trained, self.trained, strict=True):
             gradient, place = tensor.grad, self._sent.views[index]
-            if gradient is None:
-                self.missing += 1
-                place.zero_()
-            else:
+            if gradient is not None:
                 gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
                 places.append(place)
+                self._zeros &= ~(1 << index)
+                continue
+            self.missing += 1
+            if not self._zeros >> index & 1:  # only this worker writes into the slot
+                place.zero_()
+                self._zeros |= 1 << index
         if places:
             torch._foreach_copy_(places, gradients)
         self._sent.copy_from(self.arena, Kind.BUFFER)
-        return self._finite()
+        return self._is_finite(self.layout.lacking(self._zeros))
 
     def adopt(self, buffer: int, anew: bool = True) -> None:
         """Begin from the parameters in `buffer`; later, take the mean gradient from there."""

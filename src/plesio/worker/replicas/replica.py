@@ -22,9 +22,11 @@ from plesio.tensors.mean import Accumulator
 from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import Rows, put
+from plesio.tensors.tensor_set import members_of
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.writes import Writes, buffers_of
 
+NOTHING: frozenset[int] = frozenset()
 CLIENTS = 1 << 10
 """Room for so many clients' sum, before it could overflow where their mean does not."""
 IN_PLACE_BYTES = 1 << 20
@@ -68,7 +70,7 @@ class Replica:
         self._ring = ring
         self._versions = versions or ring
         self._sent = slot
-        self._finite = FiniteCheck(slot.of_kind(Kind.TRAINED))
+        self._checks: dict[frozenset[int], FiniteCheck] = {}
         self._renew = renew
         kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else self.copies
         self._copied = kinds
@@ -123,6 +125,14 @@ class Replica:
         gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
         return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
+
+    def _is_finite(self, lacking: frozenset[int] = NOTHING) -> bool:
+        """Whether what lies in the slot is, without these segments."""
+        check = self._checks.get(lacking)
+        if check is None:
+            flats = enumerate(self._sent.of_kind(Kind.TRAINED))
+            check = self._checks[lacking] = FiniteCheck([flat for place, flat in flats if place not in lacking])
+        return check()
 
     def note_gradients(self) -> None:
         """Parameters have the gradients that the optimizer steps by."""
@@ -179,18 +189,34 @@ class GradientReplica(Replica):
                 refuse_changed(self.layout.specs[index], tensor)
             gradient = tensor.grad if index in self._turn else None
             if gradient is None:
-                self._no_gradient(index)
+                self.missing += index in self._turn
+                self.absent |= 1 << index
             elif len(self._turn) < len(self._trained):  # another's step is not to find its gradients in the slot
                 self._slot.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
                 view = self._slot.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view.detach()  # else `.grad.data = ...` would give the slot's view other memory
+        lacking = self._leave_out() if self.absent else NOTHING
         if self._slot is not self._sent:
-            self._sent.copy_from(self._slot, Kind.TRAINED)
+            both = enumerate(zip(self._sent.of_kind(Kind.TRAINED), self._slot.of_kind(Kind.TRAINED), strict=True))
+            for place, (sent, mine) in both:
+                if place not in lacking:
+                    sent.copy_(mine)
         for sent, mine in self._buffers:
             sent.copy_(mine)
-        return self._finite() and self._put_rows()
+        return self._is_finite(lacking) and self._put_rows()
+
+    def _leave_out(self) -> frozenset[int]:
+        """Parameters without a gradient count as zeros beside others' gradients, and are left alone where nobody has one. The
+        fold wrote into the slot, so they are zeroed anew; but for whole segments of them, which are returned: nobody reads these.
+        """
+        lacking = self.layout.lacking(self.absent)
+        unread = {tensor for place in lacking for tensor in self.layout.segments[place].tensors}
+        for index in members_of(self.absent):
+            if index not in unread:
+                self._slot.views[index].zero_()
+        return lacking
 
     def _put_rows(self) -> bool:
         """Bring the gradients of tables into the slot; whether they are finite."""
@@ -209,13 +235,6 @@ class GradientReplica(Replica):
                 self.absent |= 1 << index
         self.rows = tuple(rows)
         return finite
-
-    def _no_gradient(self, index: int) -> None:
-        """A parameter without a gradient counts as zeros beside others' gradients, and is left alone where nobody has one. The
-        fold wrote into the slot, so it is zeroed anew."""
-        self.missing += index in self._turn
-        self.absent |= 1 << index
-        self._slot.views[index].zero_()
 
     def adopt(self, buffer: int, anew: bool = True) -> None:
         self.bring_back()
@@ -299,7 +318,7 @@ class ParameterReplica(Replica):
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return self._finite()
+        return self._is_finite()
 
 
 class BlendingReplica(ParameterReplica):
@@ -355,7 +374,7 @@ class DeltaReplica(ParameterReplica):
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
         for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
             torch.sub(before, sent, out=sent)
-        return self._finite()
+        return self._is_finite()
 
     def note_gradients(self) -> None:
         if len(self._had) < len(self._trained):
