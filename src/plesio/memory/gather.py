@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import NamedTuple
@@ -199,7 +199,8 @@ class InTurn(Gather):
         self._absent_of[self._waiting] = absent
         self._waiting += 1
 
-    def of(self, fold: Fold) -> Iterator[Came]:
+    def of(self, fold: Fold) -> Iterable[Came]:
+        came = []
         held = self.tables.take_held() if self.tables is not None and fold.held else []
         for place, member in enumerate(fold.members):
             worker = member.worker
@@ -210,8 +211,9 @@ class InTurn(Gather):
                 rows = held[place][1] if fold.held else self.tables.gradients_of(worker, gradient)
             known = not fold.held and worker in self._live  # what a departed worker had read is not
             then = self._versions.of(worker) if known else None
-            yield Came(worker, [gradient], [1.0], fold.scale * member.share, 1, absent, rows, then)
+            came.append(Came(worker, [gradient], [1.0], fold.scale * member.share, 1, absent, rows, then))
         self._waiting = 0
+        return came
 
     def begin_anew(self) -> None:
         super().begin_anew()

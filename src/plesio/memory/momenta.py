@@ -131,22 +131,22 @@ class Momenta(Step):
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         """Both are the master copy, which nobody reads. A gradient is damped if the version that it was computed at is known."""
         worker, (gradient,) = came.worker, came.slots
-        scales = self.optimizer.scales(came.scale, self._share)
-        self.optimizer.step_as(worker)
-        if came.absent and self.optimizer.has_to_split(came.absent):
-            was = self.optimizer.split()
+        optimizer = self.optimizer
+        scales = optimizer.scales(came.scale, self._share)
+        optimizer.step_as(worker)
+        if came.absent and optimizer.has_to_split(came.absent):
+            was = optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
-        own, begun = self.optimizer.select(self._momenta[worker]), self._begun[worker]
+        own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
+        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
         self._scale = [
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
         ]
-        self._swap_in(own, begun)
+        self._swap_in(own, ats, self._begun[worker])
         self.ready = None
-        if self.tables is None and self.optimizer.in_one_pass(came.absent) and all(self.optimizer.swapped):
-            self._step_in_one_pass(target, came, own, scales)
-        else:
-            self._step_by_parts(target, came, own, scales)
+        step = self._step_in_one_pass if one_pass else self._step_by_parts
+        step(target, came, own, scales)
         if target.layout.buffer_segments:
             blend_buffers(target, current, gradient, 1.0 / self._workers)
         self._steps += 1
@@ -159,15 +159,17 @@ class Momenta(Step):
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
             self.damping.correct(gradient, master, came.then, came.absent)
-        both = enumerate(zip(self.sum.trained, momentum.trained, strict=True))
-        lacking = master.layout.lacking(came.absent)
-        moved = [one for position, one in both if position not in lacking]
+        lacking = self.optimizer.lacking(came.absent)
+        moved = list(zip(self.sum.trained, momentum.trained, strict=True))
+        if came.absent:
+            left_alone = master.layout.lacking(came.absent)
+            moved = [both for segment, both in enumerate(moved) if segment not in left_alone]
         for whole, part in moved:
             whole -= part
         self.optimizer.step(master, master, gradient, scales, came.absent, came.rows, self._share)
         if self.tables is not None:
             self.tables.changed(came.rows, self._versions.current)
-        self._swap_out(own, self._begun[came.worker], self.optimizer.lacking(came.absent))
+        self._swap_out(own, self._begun[came.worker], lacking)
         for whole, part in moved:
             whole += part
 
@@ -221,8 +223,8 @@ class Momenta(Step):
             for new, old, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
                 torch.addcdiv(old, momenta, root_of(square, by), value=factor, out=new)
 
-    def _swap_in(self, own: Sequence[torch.Tensor], begun: set[int]) -> None:
-        for position, (at, momentum) in enumerate(zip(self.optimizer.at(), own, strict=True)):
+    def _swap_in(self, own: Sequence[torch.Tensor], ats: Sequence[At], begun: set[int]) -> None:
+        for position, (at, momentum) in enumerate(zip(ats, own, strict=True)):
             if at.swapped in at.state:
                 damped = at.group.get("dampening")  # torch does not dampen a first gradient: None makes it start one
                 at.state[at.swapped] = momentum if not damped or position in begun else None
@@ -324,6 +326,9 @@ class Ahead(Publisher):
     def next(self, fold: Fold, step: object) -> int:
         return self.versions.current
 
+    def made(self, index: int) -> None:
+        """It was made in place."""
+
     def rewritten(self) -> None:
         self._momenta.ready = None  # it was of the weights before
 
@@ -331,15 +336,16 @@ class Ahead(Publisher):
         assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
         momenta, versions = self._momenta, self.versions
         momenta.live.add(reader)
-        versions.release(reader)
         ready, momenta.ready = momenta.ready, None
         ats = momenta.optimizer.at()
         factors = momenta.factors(ats)
+        versions.release(reader)
         index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(ats, factors)
         out, master = versions.buffers[index], versions.buffers[versions.current]
         if self._after is not None and any(factors):  # else it is the master copy
             self._after(out)
-        out.copy_from(master, Kind.BUFFER)
+        if master.layout.buffer_segments:
+            out.copy_from(master, Kind.BUFFER)
         if self._tables is not None:
             self._tables.bring_up(index, master)
             self._tables.read(reader)

@@ -15,7 +15,7 @@ import torch
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.mean import HALF
-from plesio.tensors.operands import Operand, distance, pieces, quiet
+from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
 from plesio.tensors.server_optimizer import Kept
 
 
@@ -55,6 +55,16 @@ def closeness(room: float) -> float:
     return 1.0 / room if room > SMALLEST_ROOM else 0.0
 
 
+def distance(one: Operand, other: Operand) -> Operand:
+    """|one - other|, element by element; a new tensor or array.
+
+    >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0]))
+    tensor([2., 1.])
+    """
+    gap = one - other
+    return np.abs(gap, out=gap) if isinstance(gap, np.ndarray) else gap.abs_()
+
+
 Sums = Callable[[Operand], list[float]]
 
 
@@ -62,7 +72,7 @@ Sums = Callable[[Operand], list[float]]
 def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_of: Sums) -> list[float]:
     """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|."""
     sums: list[float] = []
-    for g, new, old in pieces(slope, now, then):
+    for g, new, old in ((slope, now, then),) if len(slope) <= CHUNK else pieces(slope, now, then):
         gap = distance(new, old)
         sums += sums_of(gap)
         if closeness:
@@ -181,7 +191,8 @@ class GapDamping(Correction):
     def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
         """Shrink each element by its gap, measured in mean gaps; but for segments that are `absent`."""
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
-        elements, lacking = gradient.layout.trained_elements, gradient.layout.lacking(absent)
+        elements = gradient.layout.trained_elements
+        lacking = gradient.layout.lacking(absent) if absent else ()
         for position, (slope, now, then) in enumerate(flats):
             if position in lacking:
                 continue

@@ -19,7 +19,7 @@ import torch
 
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import is_finite
-from plesio.tensors.operands import pieces
+from plesio.tensors.operands import CHUNK, pieces
 
 Weighted = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[float]], None]
 HALF = (torch.float16, torch.bfloat16)
@@ -70,7 +70,7 @@ def mean_into(
     """
     by = by or weighted_into
     buffers = out.layout.buffer_segments if len(parts) > 1 else ()
-    lacking = out.layout.lacking(absent)
+    lacking = out.layout.lacking(absent) if absent else ()
     for segment in out.layout.moving_segments if segments is None else segments:
         if segment in lacking:
             continue
@@ -97,7 +97,8 @@ def weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: S
             target.copy_(parts[0])
         return
     factors, even = factors_of(shares)
-    for out, first, *others in pieces(target, *parts):
+    whole = (target, *parts)
+    for out, first, *others in (whole,) if len(target) <= CHUNK else pieces(*whole):
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)

@@ -45,16 +45,6 @@ def operand(flat: torch.Tensor) -> Operand:
     return flat.numpy() if is_small(flat) else flat
 
 
-def distance(one: Operand, other: Operand) -> Operand:
-    """|one - other|, element by element; a new tensor or array.
-
-    >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0]))
-    tensor([2., 1.])
-    """
-    gap = one - other
-    return np.abs(gap, out=gap) if isinstance(gap, np.ndarray) else gap.abs_()
-
-
 def pieces(*flats: Operand) -> Sequence[tuple[Operand, ...]]:
     """Flat tensors of equal length, split alike into pieces of at most CHUNK elements.
 

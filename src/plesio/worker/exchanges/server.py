@@ -241,7 +241,7 @@ class ServerExchange(Exchange):
                 batches=batches,
                 finite=finite,
                 missing=self.replica.missing,
-                absent=bits(self.replica.absent),
+                absent=bits(self.replica.absent) if self.replica.absent else b"",
                 rows=self.replica.rows,
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
