@@ -26,6 +26,7 @@ from plesio.protocol.journal import Received, read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.transport.ring import Ring
 from plesio.worker.clients import CLIENTS, Client
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.replicas.replica import DeltaReplica
@@ -429,8 +430,8 @@ def test_no_client_moves_further_than_the_clip(by: list[float], clip: float) -> 
     layout = Layout([TensorSpec("w", (CLASSES,), "float32", Kind.TRAINED, 0)])
     start, slot = Arena.private(layout), Arena.private(layout)
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(CLASSES))})
-    replica = DeltaReplica(layout, model, [model["w"]], [start], slot, codec=None, feedback=True, private=True)
-    replica.adopt(0)
+    replica = DeltaReplica(layout, model, [model["w"]], Ring([start]), slot, codec=None, feedback=True, private=True)
+    replica.adopt(replica.ring.first)
     with torch.no_grad():
         model["w"].add_(torch.tensor(by))
     assert replica.add_client(1.0, clip)

@@ -36,6 +36,7 @@ from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
+from plesio.transport.ring import Ring
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
@@ -59,27 +60,24 @@ class Place:
 
     Attributes:
         initial: where the `first` worker writes the initial weights, then what its optimizer holds.
-        ring: the versions as the worker reads them; `slot`: where it writes contributions.
+        ring: the versions; `slot`: where it writes contributions.
         home: parameters that the worker steps itself.
         board: where workers that fold among themselves meet.
         held: where checkpoints find what the worker holds of its own.
         wanted, keeps: as `OwnStepExchange` takes them.
-        renew, versions: as `Replica` takes them.
         state: fetches the state of the optimizer that steps at the server.
     """
 
     layout: Layout
     initial: Sequence[Arena]
     first: bool
-    ring: Sequence[Arena]
+    ring: Ring[Arena]
     slot: Arena
     home: Arena | None = None
     board: Board | None = None
     held: Held | None = None
     wanted: Callable[[], int] = lambda: 0
     keeps: bool = False
-    renew: Callable[[int], None] | None = None
-    versions: Sequence[Arena] = ()
     state: Callable[[], tuple[Carried, SharedBlock]] | None = None
 
 
@@ -161,17 +159,17 @@ class Participation(ABC):
         if place.board is not None:
             peers = cast("PeerBell", bell), *line, place.board
             if strategy.via.in_shared_memory:
-                shared = SharedReplica(*own, place.ring[0])
+                shared = SharedReplica(*own, place.ring.first.read)
                 share = strategy.outer.scale(1, self.workers)
                 return SharedMemoryExchange(self.state, given.optimizer, shared, *peers, share)
-            replicated = ParameterReplica(*own, place.ring[0])
+            replicated = ParameterReplica(*own, place.ring.first.read)
             group = self._regrouped, self.hosts
-            return AllReduceExchange(self.state, given.optimizer, replicated, *peers, place.ring, given.model, *group)
+            return AllReduceExchange(self.state, given.optimizer, replicated, *peers, given.model, *group)
         to_server = bell, *line, strategy, self._every, place.held
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
-        replica = replica_for(strategy)(*own, place.slot, place.renew, place.versions)
+        replica = replica_for(strategy)(*own, place.slot)
         return ServerExchange(self.state, given.optimizer, replica, *to_server)
 
     def _regrouped(self) -> Regrouped:

@@ -11,7 +11,7 @@ import select
 import struct
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,9 @@ from plesio.errors import DeadlineError, ServerLostError
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import A, Answer, FromWorker
 from plesio.transport.channel import HEAD
+from plesio.transport.ring import Ring, Shown
 
+T = TypeVar("T")
 ANSWER_LAYOUT = struct.Struct("<i252p")
 """A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
 ANSWER_BYTES_MAX = 251
@@ -127,8 +129,7 @@ class Doorbell:
     """A worker's end of its two pipes; `ServerLostError` when the server is gone."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
-        self.buffer = 0
-        """Of the ring: where the version lies that the last answer named."""
+        self._place = 0
         self._push = push
         self._answer = answer
         self._worker = worker
@@ -164,10 +165,14 @@ class Doorbell:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        self.buffer, body = ANSWER_LAYOUT.unpack(data)
+        self._place, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         assert isinstance(answer, kind), "a worker knows what comes next"
         return answer
+
+    def shown(self, ring: Ring[T]) -> Shown[T]:
+        """The version that the last answer named."""
+        return ring.buffers[self._place]
 
     def _lost(self, phase: str) -> ServerLostError:
         return ServerLostError(

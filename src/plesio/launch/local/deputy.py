@@ -37,6 +37,7 @@ from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
 from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S, SEAT_S
+from plesio.transport.ring import Ring
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
 from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Wire
@@ -78,11 +79,11 @@ class Deputy:
         self._session = session
         self._order = Order(job.config.strategy)
         self._known: Payloads | None = None
-        self._ring: list[memoryview] = []
+        self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
         self._board: Board | None = None
         self._news = remote.BoardNews(0, 0)
-        self._buffer = 0
+        self._shown_at = 0
         self._parted = False
         self._until_s = 0.0  # without a connection: when the worker's time to come back is over
         self._hear = {
@@ -190,11 +191,11 @@ class Deputy:
             case messages.Contribution():
                 return cut(self._slot, self._payloads.spans(message))
             case messages.Ready():
-                return self._ring[: self._order.copies]
+                return self._ring.leading(self._order.copies)
             case messages.MirrorFilled():
-                return self._ring[:1]
+                return self._ring.leading(1)
             case messages.Farewell() if self._order.wanted:  # the last weights
-                return [self._ring[self._buffer]]
+                return [self._ring.buffers[self._shown_at].read]
         return ()
 
     def _to_server(self, frame: Frame) -> None:
@@ -224,7 +225,7 @@ class Deputy:
 
     def _pulled(self, frame: Frame) -> None:
         self._heard(frame, Pull())
-        self._session.send(FrameKind.TENSORS, b"", cut(self._ring[self._buffer], self._payloads.moving))
+        self._session.send(FrameKind.TENSORS, b"", cut(self._ring.buffers[self._shown_at].read, self._payloads.moving))
 
     def _part(self, frame: Frame) -> None:
         if not isinstance(decode_knock(frame.body), remote.Parted):
@@ -264,7 +265,7 @@ class Deputy:
     def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
         ring, slots, board = descriptors
         nbytes = self._payloads.layout.nbytes
-        self._ring = _parts(ring, nbytes, welcome.buffers)
+        self._ring = Ring(_parts(ring, nbytes, welcome.buffers))
         if self._job.config.strategy.via.at_server:
             os.close(board)
             self._slot = _parts(slots, nbytes, self._seats)[self._worker]
@@ -276,14 +277,14 @@ class Deputy:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise ChannelClosedError("the server")
-        self._buffer, body = ANSWER_LAYOUT.unpack(data)
+        self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
         payload: list[memoryview] = []
         if isinstance(answer, messages.Beginning | messages.GoOn):
             packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
-            lies_in = self._ring[self._buffer + (len(self._ring) // 2 if packed else 0)]
-            payload = cut(lies_in, self._payloads.spans(answer))
+            shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
+            payload = cut(shown.read, self._payloads.spans(answer))
         self._session.send(FrameKind.ANSWER, body, payload)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -42,6 +41,7 @@ from plesio.transport.board import Board
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
+from plesio.transport.ring import Ring
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking
 from plesio.worker.pacer import Pacer
@@ -101,18 +101,17 @@ class ProcessContext(Participation):
         welcome, descriptors = self._received(Welcome, "every worker to prepare its model")
         layout, seats = Layout(hello.model.specs), self._job.config.seats
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
-        versions = ring = arenas(block, layout, welcome.buffers)
-        renew: Callable[[int], None] | None = None
+        versions = arenas(block, layout, welcome.buffers)
+        ring = Ring(versions)
         if not self._strategy.via.at_server:
             block.close()
             board = Board.attach(descriptors[2], seats)
-            return Place(layout, ring, welcome.first, ring, ring[0], board=board)
+            return Place(layout, versions, welcome.first, ring, versions[0], board=board)
         homes = seats if self._strategy.gives_back_mean else 0
         slots = arenas(SharedBlock(descriptors[1], layout.nbytes * (seats + homes)), layout, seats + homes)
         if not homes and CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, given.model):
-            view = CopyOnWriteView(descriptors[0], layout.nbytes * len(ring))
-            ring = arenas(view, layout, len(ring))
-            renew = partial(view.renew, layout.nbytes)
+            view = CopyOnWriteView(descriptors[0], layout.nbytes * len(versions))
+            ring = Ring(arenas(view, layout, len(versions)), versions, partial(view.renew, layout.nbytes))
         block.close()
         mirrors = Board.attach(descriptors[2], seats) if homes else None
         return Place(
@@ -125,8 +124,6 @@ class ProcessContext(Participation):
             held=Held(descriptors[3]) if len(descriptors) > 3 else None,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
-            renew=renew,
-            versions=versions,
             state=partial(self._state, layout),
         )
 

@@ -46,8 +46,10 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import Located, nothing
+from plesio.transport.ring import Ring, Shown
 from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -206,7 +208,7 @@ class _Switch:
 
     def __init__(self, watcher: Watcher, used: DataUse, lone: bool) -> None:
         self._watcher = watcher
-        self.buffer = 0
+        self._place = 0
         self._used = used
         self._lone = lone
         self._request: Request = Ready()
@@ -225,10 +227,13 @@ class _Switch:
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
         located: Located = wait(self._request, keep_random=self._lone)  # of others, each contribution seeds them anew
-        answer, self.buffer = located
+        answer, self._place = located
         assert isinstance(answer, kind), "a worker knows what comes next"
         meanwhile()  # the others share the random sources: not before they ran
         return answer
+
+    def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
+        return ring.buffers[self._place]
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         called_off = self._watcher.cancelled(self._used)

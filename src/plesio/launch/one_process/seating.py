@@ -21,6 +21,7 @@ from plesio.server.program import Program
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
+from plesio.transport.ring import Ring
 from plesio.worker.randomness.seeding import RandomState
 
 
@@ -83,7 +84,7 @@ class Seating:
                 blocks.layout,
                 blocks.ring,
                 first,
-                blocks.ring,
+                Ring(blocks.ring),
                 blocks.slots[worker.rank],
                 home=blocks.homes[worker.rank] if blocks.gives_back_mean else None,
                 held=blocks.held,

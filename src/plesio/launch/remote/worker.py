@@ -48,6 +48,7 @@ from plesio.tensors.carrying import Carried
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
+from plesio.transport.ring import Ring, Shown, nothing_to_renew
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking
@@ -66,8 +67,6 @@ class RemoteBell:
     """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages."""
 
     def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
-        self.buffer = 0
-        """Of the ring of one."""
         self.reseated = False
         """Whether the worker lost its seat, and has to introduce itself."""
         self._rejoin = rejoin
@@ -95,6 +94,9 @@ class RemoteBell:
         """Tell the server."""
         spans = self._payloads.spans(message) if isinstance(message, Contribution) else ()
         self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
+
+    def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
+        return ring.first
 
     def show(self, message: FromWorker) -> None:
         """Tell the server of what was written into the ring, and send that."""
@@ -248,7 +250,7 @@ class RemoteContext(Participation):
         self.hosts = Hosts(*self._link.hosts)
         board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
         renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
-        return Place(layout, initial, True, (ring,), slot, board=board, renew=renew)
+        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board)
 
     def _ready(self, place: Place) -> None:
         self._take_part(place.initial)
@@ -328,7 +330,3 @@ class BoardByMessage(Board):
     @property
     def mirror_wanted(self) -> int:  # type: ignore[override]
         return self._bell.news.mirror_wanted
-
-
-def nothing_to_renew(buffer: int) -> None:
-    """A version that comes overwrites what the worker wrote into the one before."""

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
 from plesio.tensors.after_step import Applied
+from plesio.tensors.arena import Arena
+from plesio.transport.ring import Ring, Shown
 from plesio.worker.data.use import DataUse
 from plesio.worker.pacer import Timer
 from plesio.worker.replicas.replica import Replica
@@ -20,7 +22,8 @@ from plesio.worker.state import WorkerState
 class Bell(Protocol):
     """A worker's line to the server, as `plesio.transport.doorbell.Doorbell`."""
 
-    buffer: int
+    def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
+        """The version that the last answer named."""
 
     def send(self, message: FromWorker) -> None:
         """Tell the server."""

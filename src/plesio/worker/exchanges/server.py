@@ -297,7 +297,7 @@ class ServerExchange(Exchange):
     def _go_on(self, answer: Beginning | GoOn, anew: bool = False) -> None:
         self._exchanged_s = self.pacer.now_s()
         self.used.waited_s = 0.0
-        self.replica.adopt(self.doorbell.buffer, anew)
+        self.replica.adopt(self.doorbell.shown(self.replica.ring), anew)
         self.state.version = answer.version
         if answer.riders:
             self.state.riders.hear(answer.riders)

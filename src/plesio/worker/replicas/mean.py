@@ -11,6 +11,7 @@ import torch
 from plesio.tensors.arena import CPU, Arena, Kind
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.doorbell import nothing
+from plesio.transport.ring import Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.replicas.backward import after_this_pass
 from plesio.worker.replicas.replica import Replica
@@ -97,9 +98,9 @@ class MeanReplica(Replica):
         self._sent.copy_from(self.arena, Kind.BUFFER)
         return self._is_finite(self.layout.lacking(self._zeros))
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
-        """Begin from the parameters in `buffer`; later, take the mean gradient from there."""
-        version = self._ring[buffer]
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        """Begin from the parameters in it; later, take the mean gradient from there."""
+        version = shown.read
         if self._begun:
             self._take_mean(version)
             self.arena.copy_from(version, Kind.BUFFER)

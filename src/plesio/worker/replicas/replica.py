@@ -23,6 +23,7 @@ from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import Rows, put
 from plesio.tensors.tensor_set import members_of
+from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.writes import Writes, buffers_of
 
@@ -37,8 +38,7 @@ IN_PLACE_MEAN_BYTES = 1 << 16
 class Replica:
     """A model's tensors over an arena of this process; `ModelMismatchError` if the loop gives one other memory or shape.
 
-    With `renew` it reads parameters in place, in the ring. `renew` is called with a buffer that is no longer read, and drops
-    what was written there. `versions` are the ring's buffers as the server made them, where that can be seen.
+    It reads parameters in place where the ring allows that.
 
     Attributes:
         copies: the kinds of tensors that are copied from each version.
@@ -56,23 +56,19 @@ class Replica:
         layout: Layout,
         model: nn.Module,
         tensors: Sequence[torch.Tensor],
-        ring: Sequence[Arena],
+        ring: Ring[Arena],
         slot: Arena,
-        renew: Callable[[int], None] | None = None,
-        versions: Sequence[Arena] = (),
     ) -> None:
         self.layout = layout
         self.tensors = tuple(tensors)
-        self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring[0]
+        self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring.first.read
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
-        self.writes = Writes(model, layout, self.tensors, renew is None or bool(versions))
-        self._ring = ring
-        self._versions = versions or ring
+        self.writes = Writes(model, layout, self.tensors, ring.seen)
+        self.ring = ring
         self._sent = slot
         self._checks: dict[frozenset[int], FiniteCheck] = {}
-        self._renew = renew
-        kinds = (Kind.FROZEN, Kind.BUFFER) if renew is not None else self.copies
+        kinds = (Kind.FROZEN, Kind.BUFFER) if ring.in_place else self.copies
         self._copied = kinds
         self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
         for tensor, view, spec in zip(self.tensors, self._places(), layout.specs, strict=True):
@@ -141,10 +137,10 @@ class Replica:
         """Bring the contribution into its slot; whether it is finite."""
         raise NotImplementedError
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
-        """Go on from the version in ring buffer `buffer`; `anew`: and from nothing that this worker had."""
-        self.writes.adopted(self._versions[buffer])
-        self.arena.copy_from(self._ring[buffer], *self._copied)
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        """Go on from this version; `anew`: and from nothing that this worker had."""
+        self.writes.adopted(shown.made)
+        self.arena.copy_from(shown.read, *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0
 
@@ -172,7 +168,7 @@ class GradientReplica(Replica):
     def _get_ready(self) -> None:
         device = self.tensors[0].device
         self._slot = self._sent if device == CPU else Arena.private(self.layout, device)
-        self._buffer: int | None = None  # read in place
+        self._read: Shown[Arena] | None = None  # in place
         tables = [i for i in self._trained if self.layout.specs[i].kind is Kind.ROWS]
         self._tables = [(i, self.tensors[i]) for i in tables]
         self._contributed = [
@@ -236,15 +232,15 @@ class GradientReplica(Replica):
         self.rows = tuple(rows)
         return finite
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         self.bring_back()
-        super().adopt(buffer)
-        if self._renew is None:
+        super().adopt(shown)
+        if not self.ring.in_place:
             return
-        if self._buffer is not None:
-            self._renew(self._buffer)
-        self._buffer = buffer
-        views = self._ring[buffer].views
+        if self._read is not None:
+            self._read.renew()
+        self._read = shown
+        views = shown.read.views
         for index in self._trained:
             view = views[index]
             self.tensors[index].data = view
@@ -255,20 +251,20 @@ class ParameterReplica(Replica):
     """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean."""
 
     def _get_ready(self) -> None:
-        self._start = 0  # the buffer that it began from
+        self._start = self.ring.first.read  # what it began from
         self._clients: Accumulator | None = None
         self._weight = 0.0  # of what was added
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
-        super().adopt(buffer)
-        self._start = buffer
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        super().adopt(shown)
+        self._start = shown.read
         self._weight = 0.0
         if self._clients is not None:
             self._clients.empty()
 
     def begin_client(self) -> None:
         """Parameters and buffers are those of the version again."""
-        self.arena.copy_from(self._ring[self._start], Kind.TRAINED, Kind.BUFFER)
+        self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
 
     def add_client(self, weight: float, clip: float | None) -> bool:
         """Keep how far a client moved the parameters, as far as `clip` at most; whether that is finite, and counts."""
@@ -303,13 +299,13 @@ class ParameterReplica(Replica):
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each trained tensor, and what it began from."""
-        return zip(self.arena.of_kind(Kind.TRAINED), self._ring[self._start].of_kind(Kind.TRAINED), strict=True)
+        return zip(self.arena.of_kind(Kind.TRAINED), self._start.of_kind(Kind.TRAINED), strict=True)
 
     def pull_back(self, strength: float) -> None:
         """Add to each gradient so much of how far its parameter is from where it began."""
         for index, tensor in enumerate(self.tensors):
             if index in self._turn and tensor.grad is not None:
-                start = self._ring[self._start].views[index].to(tensor.device)
+                start = self._start.views[index].to(tensor.device)
                 if tensor.grad.is_sparse:  # rows that got none are pulled, too
                     tensor.grad = tensor.grad.to_dense()
                 tensor.grad.add_(tensor.detach() - start, alpha=strength)
@@ -334,12 +330,12 @@ class BlendingReplica(ParameterReplica):
     def take_up(self, own: dict[str, torch.Tensor]) -> None:
         self.arena.memory.copy_(own["parameters"])
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         if anew:
-            super().adopt(buffer)
+            super().adopt(shown)
             return
         mine = [one.clone() for one in self.arena.of_kind(Kind.TRAINED)]
-        super().adopt(buffer)
+        super().adopt(shown)
         for own, theirs in zip(mine, self.arena.of_kind(Kind.TRAINED), strict=True):
             torch.lerp(own, theirs, self._alpha, out=theirs)
 
@@ -364,7 +360,7 @@ class DeltaReplica(ParameterReplica):
     def fill_slot(self) -> bool:
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
         self.check()
-        start = self._ring[self._start]
+        start = self._start
         self.absent = 0 if self._private else sum(1 << index for index in self._trained if index not in self._had)
         if self._packing is not None:
             finite = are_finite(self.arena.of_kind(Kind.TRAINED))
@@ -380,8 +376,8 @@ class DeltaReplica(ParameterReplica):
         if len(self._had) < len(self._trained):
             self._had.update(index for index in self._turn if self.tensors[index].grad is not None)
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
-        super().adopt(buffer)
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        super().adopt(shown)
         self._had: set[int] = set()
 
 
@@ -395,7 +391,7 @@ class SharedReplica(Replica):
         self.missing = 0
         return self.check_gradients()
 
-    def adopt(self, buffer: int, anew: bool = True) -> None:
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         """Point the model at the shared parameters."""
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -19,7 +19,7 @@ from plesio.core.events import Verdict
 from plesio.core.rounds import Call
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError, StopRun
 from plesio.protocol import worker as messages
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import Kind
 from plesio.tensors.model import Models
 from plesio.tensors.several import Several
 from plesio.transport.collective import CurrentGroup, Group, Hosts, completed, connected_store
@@ -44,13 +44,11 @@ class AllReduceExchange(PeerExchange):
     """A worker's part in it.
 
     Attributes:
-        ring: the run's buffers: the evaluator's mirror first, two for the final weights last.
         user_model: what was given to prepare; `model` is what the training loop calls.
         regrouped: waits for the server to name the next group.
         hosts: where members find each other.
     """
 
-    ring: Sequence[Arena]
     user_model: nn.Module
     regrouped: Callable[[], messages.Regrouped]
     hosts: Hosts = Hosts()
@@ -308,7 +306,9 @@ class AllReduceExchange(PeerExchange):
         if self._leads and wanted and wanted != self._mirror:
             self.report()
             self.replica.fill_slot()
-            self.ring[0].copy_from(self.replica.arena, Kind.FROZEN)  # which the loop may write (a teacher's)
+            self.replica.ring.first.read.copy_from(
+                self.replica.arena, Kind.FROZEN
+            )  # which the loop may write (a teacher's)
             self._mirror = wanted
             self.doorbell.show(messages.MirrorFilled(wanted))
 
@@ -322,7 +322,7 @@ class AllReduceExchange(PeerExchange):
         self.report()
         self.doorbell.send(messages.CheckOut(self._round, self._version))
         if self.doorbell.answer(messages.CheckedOut, self.timeout_s, self._round, self._version).wanted:
-            self.ring[self.doorbell.buffer].copy_from(self.replica.arena)
+            self.doorbell.shown(self.replica.ring).read.copy_from(self.replica.arena)
             self.doorbell.show(messages.Farewell())
         else:
             self.doorbell.send(messages.Farewell())
