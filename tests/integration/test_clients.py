@@ -29,7 +29,7 @@ from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.transport.ring import Ring
 from plesio.worker.clients import CLIENTS, Client
 from plesio.worker.randomness.seeding import seed_step
-from plesio.worker.replicas.replica import DeltaReplica
+from plesio.worker.replicas.parameters import DeltaReplica
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)

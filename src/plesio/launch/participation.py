@@ -47,8 +47,10 @@ from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
+from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.replica import ParameterReplica, SharedReplica, replica_for
+from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.state import WorkerState
 
 Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven, GroupGiven)

@@ -17,7 +17,7 @@ from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.replicas.own import OwnState
-from plesio.worker.replicas.replica import ParameterReplica
+from plesio.worker.replicas.parameters import ParameterReplica
 from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
 

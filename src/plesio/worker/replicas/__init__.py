@@ -1,1 +1,21 @@
-"""A worker's copy of the model, in memory that the server sees."""
+"""A worker's copy of the model, by what its strategy sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from plesio.strategy import Strategy
+from plesio.worker.replicas.gradients import GradientReplica
+from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
+from plesio.worker.replicas.replica import Replica
+
+
+def replica_for(strategy: Strategy) -> Callable[..., Replica]:
+    """The class of a worker's replica, and what it is told of the strategy."""
+    if strategy.adopt.blends:
+        return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
+    if strategy.send.differs:
+        private = strategy.send.privacy is not None
+        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback, private=private)  # type: ignore[union-attr]
+    return ParameterReplica if strategy.send.stepped else GradientReplica

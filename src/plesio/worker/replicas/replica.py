@@ -6,33 +6,20 @@ stretch of memory; torch keeps these copies in order with the work on the device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plesio.strategy import Strategy
-from plesio.strategy.answers import Codec
-from plesio.tensors.arena import CPU, Arena, Kind, Layout
+from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
-from plesio.tensors.mean import Accumulator
-from plesio.tensors.model import device_of, self_limiting
-from plesio.tensors.packing import Packing
-from plesio.tensors.rows import Rows, put
-from plesio.tensors.tensor_set import members_of
+from plesio.tensors.rows import Rows
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.writes import Writes, buffers_of
 
 NOTHING: frozenset[int] = frozenset()
-CLIENTS = 1 << 10
-"""Room for so many clients' sum, before it could overflow where their mean does not."""
-IN_PLACE_BYTES = 1 << 20
-IN_PLACE_MEAN_BYTES = 1 << 16
-"""A model this large, in tensors this large on average, is read in place (benchmarks/exchange.py --read)."""
 
 
 class Replica:
@@ -157,230 +144,6 @@ class Replica:
             tensor.grad = None
 
 
-class GradientReplica(Replica):
-    """The server owns the parameters; this worker sends gradients.
-
-    It reads large models in place, from the version it pins, through a view that keeps its own writes from the others. It
-    copies small ones, which is cheaper than to redirect many tensors. Gradients are copied to the slot once, and `.grad` stays
-    there: what is clipped or accumulated later is what is sent.
-    """
-
-    def _get_ready(self) -> None:
-        device = self.tensors[0].device
-        self._slot = self._sent if device == CPU else Arena.private(self.layout, device)
-        self._read: Shown[Arena] | None = None  # in place
-        tables = [i for i in self._trained if self.layout.specs[i].kind is Kind.ROWS]
-        self._tables = [(i, self.tensors[i]) for i in tables]
-        self._contributed = [
-            (i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained if i not in tables
-        ]
-        self._buffers = list(zip(self._sent.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
-
-    def fill_slot(self) -> bool:
-        """Bring gradients and buffers into the slot; whether the gradient is finite."""
-        self.missing = self.absent = 0
-        self.bring_back()
-        for index, tensor, in_slot in self._contributed:
-            if tensor.data_ptr() != self._addresses[index]:
-                refuse_changed(self.layout.specs[index], tensor)
-            gradient = tensor.grad if index in self._turn else None
-            if gradient is None:
-                self.missing += index in self._turn
-                self.absent |= 1 << index
-            elif len(self._turn) < len(self._trained):  # another's step is not to find its gradients in the slot
-                self._slot.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
-                view = self._slot.views[index]
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-                tensor.grad = view.detach()  # else `.grad.data = ...` would give the slot's view other memory
-        lacking = self._leave_out() if self.absent else NOTHING
-        if self._slot is not self._sent:
-            both = enumerate(zip(self._sent.of_kind(Kind.TRAINED), self._slot.of_kind(Kind.TRAINED), strict=True))
-            for place, (sent, mine) in both:
-                if place not in lacking:
-                    sent.copy_(mine)
-        for sent, mine in self._buffers:
-            sent.copy_(mine)
-        return self._is_finite(lacking) and self._put_rows()
-
-    def _leave_out(self) -> frozenset[int]:
-        """Parameters without a gradient count as zeros beside others' gradients, and are left alone where nobody has one. The
-        fold wrote into the slot, so they are zeroed anew; but for whole segments of them, which are returned: nobody reads these.
-        """
-        lacking = self.layout.lacking(self.absent)
-        unread = {tensor for place in lacking for tensor in self.layout.segments[place].tensors}
-        for index in members_of(self.absent):
-            if index not in unread:
-                self._slot.views[index].zero_()
-        return lacking
-
-    def _put_rows(self) -> bool:
-        """Bring the gradients of tables into the slot; whether they are finite."""
-        if not self._tables:
-            return True
-        rows, finite = [], True
-        for index, tensor in self._tables:
-            if tensor.data_ptr() != self._addresses[index]:
-                refuse_changed(self.layout.specs[index], tensor)
-            if index in self._turn and tensor.grad is not None:
-                one, is_finite = put(self._sent.views[index], tensor.grad, index)
-                rows.append(one)
-                finite &= is_finite
-            else:
-                self.missing += index in self._turn
-                self.absent |= 1 << index
-        self.rows = tuple(rows)
-        return finite
-
-    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
-        self.bring_back()
-        super().adopt(shown)
-        if not self.ring.in_place:
-            return
-        if self._read is not None:
-            self._read.renew()
-        self._read = shown
-        views = shown.read.views
-        for index in self._trained:
-            view = views[index]
-            self.tensors[index].data = view
-            self._addresses[index] = view.data_ptr()
-
-
-class ParameterReplica(Replica):
-    """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean."""
-
-    def _get_ready(self) -> None:
-        self._start = self.ring.first.read  # what it began from
-        self._clients: Accumulator | None = None
-        self._weight = 0.0  # of what was added
-
-    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
-        super().adopt(shown)
-        self._start = shown.read
-        self._weight = 0.0
-        if self._clients is not None:
-            self._clients.empty()
-
-    def begin_client(self) -> None:
-        """Parameters and buffers are those of the version again."""
-        self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
-
-    def add_client(self, weight: float, clip: float | None) -> bool:
-        """Keep how far a client moved the parameters, as far as `clip` at most; whether that is finite, and counts."""
-        self.check()
-        if not are_finite(self.arena.of_kind(Kind.TRAINED)):
-            return False
-        for mine, start in self._pairs():
-            mine.sub_(start.to(mine.device))
-        if clip is not None:
-            moved = self.arena.of_kind(Kind.TRAINED)
-            norm = float(
-                torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one.double()) for one in moved]))
-            )
-            for mine in moved if norm > clip else ():
-                mine.mul_(clip / norm)
-        if self._clients is None:
-            self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
-        self._clients.add(self.arena, weight)
-        self._weight += weight
-        return True
-
-    def take_clients(self, total: float | None) -> None:
-        """Parameters and buffers are the mean of the clients'; or their sum divided by `total`."""
-        self.begin_client()
-        if not self._weight or self._clients is None:
-            return
-        mean = self._clients.take_mean(total or self._weight)
-        self._weight = 0.0
-        for mine, moved in zip(self.arena.of_kind(Kind.TRAINED), mean.of_kind(Kind.TRAINED), strict=True):
-            mine.add_(moved)
-        self.arena.copy_from(mean, Kind.BUFFER)
-
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each trained tensor, and what it began from."""
-        return zip(self.arena.of_kind(Kind.TRAINED), self._start.of_kind(Kind.TRAINED), strict=True)
-
-    def pull_back(self, strength: float) -> None:
-        """Add to each gradient so much of how far its parameter is from where it began."""
-        for index, tensor in enumerate(self.tensors):
-            if index in self._turn and tensor.grad is not None:
-                start = self._start.views[index].to(tensor.device)
-                if tensor.grad.is_sparse:  # rows that got none are pulled, too
-                    tensor.grad = tensor.grad.to_dense()
-                tensor.grad.add_(tensor.detach() - start, alpha=strength)
-
-    def fill_slot(self) -> bool:
-        """Bring parameters and buffers into the slot; whether they are finite."""
-        self.check()
-        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return self._is_finite()
-
-
-class BlendingReplica(ParameterReplica):
-    """Its parameters move `alpha` of the way to each version."""
-
-    def __init__(self, *given: Any, alpha: float) -> None:
-        super().__init__(*given)
-        self._alpha = alpha
-
-    def own(self) -> dict[str, torch.Tensor]:
-        return {"parameters": self.arena.memory}
-
-    def take_up(self, own: dict[str, torch.Tensor]) -> None:
-        self.arena.memory.copy_(own["parameters"])
-
-    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
-        if anew:
-            super().adopt(shown)
-            return
-        mine = [one.clone() for one in self.arena.of_kind(Kind.TRAINED)]
-        super().adopt(shown)
-        for own, theirs in zip(mine, self.arena.of_kind(Kind.TRAINED), strict=True):
-            torch.lerp(own, theirs, self._alpha, out=theirs)
-
-
-class DeltaReplica(ParameterReplica):
-    """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins; packed, with
-    a `codec`, and with `feedback` of what the packing left out."""
-
-    def __init__(self, *given: Any, codec: Codec | None, feedback: bool, private: bool) -> None:
-        super().__init__(*given)
-        self._private = private  # then not even that a tensor had no gradient is told
-        self._packing = Packing(self.layout, codec).ready() if codec is not None else None
-        self._held = self._packing.memory() if self._packing is not None and feedback else None
-
-    def own(self) -> dict[str, torch.Tensor]:
-        return {"left out": self._held.memory} if self._held is not None else {}
-
-    def take_up(self, own: dict[str, torch.Tensor]) -> None:
-        if self._held is not None:
-            self._held.memory.copy_(own["left out"])
-
-    def fill_slot(self) -> bool:
-        """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
-        self.check()
-        start = self._start
-        self.absent = 0 if self._private else sum(1 << index for index in self._trained if index not in self._had)
-        if self._packing is not None:
-            finite = are_finite(self.arena.of_kind(Kind.TRAINED))
-            if finite:  # else it does not count, and is not to be remembered
-                self._packing.pack(start, self.arena, self._sent, self._held)
-            return finite
-        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
-            torch.sub(before, sent, out=sent)
-        return self._is_finite()
-
-    def note_gradients(self) -> None:
-        if len(self._had) < len(self._trained):
-            self._had.update(index for index in self._turn if self.tensors[index].grad is not None)
-
-    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
-        super().adopt(shown)
-        self._had: set[int] = set()
-
-
 class SharedReplica(Replica):
     """All workers' parameters are the one buffer of the ring, into which the first worker wrote its own."""
 
@@ -396,25 +159,3 @@ class SharedReplica(Replica):
         for tensor, view in zip(self.tensors, self.arena.views, strict=True):
             tensor.data = view
         self._addresses = self._addresses_now()
-
-
-def replica_for(strategy: Strategy) -> Callable[..., Replica]:
-    """The class of a worker's replica, and what it is told of the strategy."""
-    if strategy.adopt.blends:
-        return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
-    if strategy.send.differs:
-        private = strategy.send.privacy is not None
-        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback, private=private)  # type: ignore[union-attr]
-    return ParameterReplica if strategy.send.stepped else GradientReplica
-
-
-def reads_in_place(strategy: Strategy, layout: Layout, model: nn.Module) -> bool:
-    """Whether a worker should read this model's parameters where they lie.
-
-    A module that writes into its parameters in the forward pass rules it out: to drop that each time costs more than a copy.
-    So does a device of its own.
-    """
-    if strategy.send.stepped or device_of(model) != CPU or self_limiting(model):
-        return False
-    sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind.moves]
-    return sum(sizes) >= max(IN_PLACE_BYTES, IN_PLACE_MEAN_BYTES * len(sizes))

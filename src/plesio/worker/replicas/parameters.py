@@ -1,0 +1,153 @@
+"""Replicas that own their parameters between exchanges: they send them, or how far they moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from plesio.strategy.answers import Codec
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.finite import are_finite
+from plesio.tensors.mean import Accumulator
+from plesio.tensors.packing import Packing
+from plesio.transport.ring import Shown
+from plesio.worker.replicas.replica import Replica
+
+CLIENTS = 1 << 10
+"""Room for so many clients' sum, before it could overflow where their mean does not."""
+
+
+class ParameterReplica(Replica):
+    """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean."""
+
+    def _get_ready(self) -> None:
+        self._start = self.ring.first.read  # what it began from
+        self._clients: Accumulator | None = None
+        self._weight = 0.0  # of what was added
+
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        super().adopt(shown)
+        self._start = shown.read
+        self._weight = 0.0
+        if self._clients is not None:
+            self._clients.empty()
+
+    def begin_client(self) -> None:
+        """Parameters and buffers are those of the version again."""
+        self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
+
+    def add_client(self, weight: float, clip: float | None) -> bool:
+        """Keep how far a client moved the parameters, as far as `clip` at most; whether that is finite, and counts."""
+        self.check()
+        if not are_finite(self.arena.of_kind(Kind.TRAINED)):
+            return False
+        for mine, start in self._pairs():
+            mine.sub_(start.to(mine.device))
+        if clip is not None:
+            moved = self.arena.of_kind(Kind.TRAINED)
+            norm = float(
+                torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one.double()) for one in moved]))
+            )
+            for mine in moved if norm > clip else ():
+                mine.mul_(clip / norm)
+        if self._clients is None:
+            self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
+        self._clients.add(self.arena, weight)
+        self._weight += weight
+        return True
+
+    def take_clients(self, total: float | None) -> None:
+        """Parameters and buffers are the mean of the clients'; or their sum divided by `total`."""
+        self.begin_client()
+        if not self._weight or self._clients is None:
+            return
+        mean = self._clients.take_mean(total or self._weight)
+        self._weight = 0.0
+        for mine, moved in zip(self.arena.of_kind(Kind.TRAINED), mean.of_kind(Kind.TRAINED), strict=True):
+            mine.add_(moved)
+        self.arena.copy_from(mean, Kind.BUFFER)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each trained tensor, and what it began from."""
+        return zip(self.arena.of_kind(Kind.TRAINED), self._start.of_kind(Kind.TRAINED), strict=True)
+
+    def pull_back(self, strength: float) -> None:
+        """Add to each gradient so much of how far its parameter is from where it began."""
+        for index, tensor in enumerate(self.tensors):
+            if index in self._turn and tensor.grad is not None:
+                start = self._start.views[index].to(tensor.device)
+                if tensor.grad.is_sparse:  # rows that got none are pulled, too
+                    tensor.grad = tensor.grad.to_dense()
+                tensor.grad.add_(tensor.detach() - start, alpha=strength)
+
+    def fill_slot(self) -> bool:
+        """Bring parameters and buffers into the slot; whether they are finite."""
+        self.check()
+        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
+        return self._is_finite()
+
+
+class BlendingReplica(ParameterReplica):
+    """Its parameters move `alpha` of the way to each version."""
+
+    def __init__(self, *given: Any, alpha: float) -> None:
+        super().__init__(*given)
+        self._alpha = alpha
+
+    def own(self) -> dict[str, torch.Tensor]:
+        return {"parameters": self.arena.memory}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        self.arena.memory.copy_(own["parameters"])
+
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        if anew:
+            super().adopt(shown)
+            return
+        mine = [one.clone() for one in self.arena.of_kind(Kind.TRAINED)]
+        super().adopt(shown)
+        for own, theirs in zip(mine, self.arena.of_kind(Kind.TRAINED), strict=True):
+            torch.lerp(own, theirs, self._alpha, out=theirs)
+
+
+class DeltaReplica(ParameterReplica):
+    """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins; packed, with
+    a `codec`, and with `feedback` of what the packing left out."""
+
+    def __init__(self, *given: Any, codec: Codec | None, feedback: bool, private: bool) -> None:
+        super().__init__(*given)
+        self._private = private  # then not even that a tensor had no gradient is told
+        self._packing = Packing(self.layout, codec).ready() if codec is not None else None
+        self._held = self._packing.memory() if self._packing is not None and feedback else None
+
+    def own(self) -> dict[str, torch.Tensor]:
+        return {"left out": self._held.memory} if self._held is not None else {}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        if self._held is not None:
+            self._held.memory.copy_(own["left out"])
+
+    def fill_slot(self) -> bool:
+        """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
+        self.check()
+        start = self._start
+        self.absent = 0 if self._private else sum(1 << index for index in self._trained if index not in self._had)
+        if self._packing is not None:
+            finite = are_finite(self.arena.of_kind(Kind.TRAINED))
+            if finite:  # else it does not count, and is not to be remembered
+                self._packing.pack(start, self.arena, self._sent, self._held)
+            return finite
+        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
+        for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
+            torch.sub(before, sent, out=sent)
+        return self._is_finite()
+
+    def note_gradients(self) -> None:
+        if len(self._had) < len(self._trained):
+            self._had.update(index for index in self._turn if self.tensors[index].grad is not None)
+
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        super().adopt(shown)
+        self._had: set[int] = set()
