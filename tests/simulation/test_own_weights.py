@@ -14,7 +14,7 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Group
 from plesio.errors import SharedMemoryError
 from plesio.strategy import Strategy
-from plesio.worker.replicas.gradients import IN_PLACE_BYTES
+from plesio.worker.replicas.replica import IN_PLACE_BYTES
 
 WIDTH = 600
 """Of a layer, which alone is larger than `IN_PLACE_BYTES`."""

@@ -46,7 +46,7 @@ from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking
 from plesio.worker.pacer import Pacer
 from plesio.worker.randomness.seeding import begin_with
-from plesio.worker.replicas.gradients import reads_in_place
+from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.worker import Worker, taking_part
 
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"

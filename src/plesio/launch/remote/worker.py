@@ -54,7 +54,7 @@ from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.server import SeatLostError
 from plesio.worker.pacer import Pacer
-from plesio.worker.replicas.gradients import reads_in_place
+from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
 
 M = TypeVar("M")

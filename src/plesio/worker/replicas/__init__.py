@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from plesio.strategy import Strategy
-from plesio.worker.replicas.gradients import GradientReplica
 from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
-from plesio.worker.replicas.replica import Replica
+from plesio.worker.replicas.replica import GradientReplica, Replica
 
 
 def replica_for(strategy: Strategy) -> Callable[..., Replica]:
