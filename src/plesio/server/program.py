@@ -28,10 +28,9 @@ answers.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf, nan
+from math import nan
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -42,7 +41,7 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
-from plesio.observe.standing import LISTED_MAX, Standing
+from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
@@ -58,8 +57,10 @@ from plesio.protocol.worker import (
     Riding,
     WorkDone,
 )  # fmt: skip
+from plesio.server.agreement import Agreement
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
+from plesio.server.figures import NOWHERE, Figures
 from plesio.server.interfaces import Replies
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
@@ -73,12 +74,6 @@ WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 
 
-STALE_S = 1.0
-"""How often all the staleness is told while a run goes on."""
-TURNS = 6
-"""Contributions kept per worker, to name the order of its optimizers in an error."""
-
-NOWHERE = Lies()
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
 """Where workers only take time."""
 
@@ -124,10 +119,8 @@ class Program:
         self._in_rounds = strategy.gather.in_rounds
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
-        self._turns = [
-            deque[int](maxlen=TURNS) for _ in meter.workers
-        ]  # of which optimizers its last contributions are
-        self._came_late = self._out_of_turn = False
+        self._agreement = Agreement.of(strategy, len(meter.workers), self.trouble)
+        self._figures = Figures(strategy, meter)
         self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -136,8 +129,6 @@ class Program:
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
-        self._stale_told_s = -inf
-        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -220,7 +211,7 @@ class Program:
             self.keep(now_s)
 
     def stop(self, now_s: float) -> None:
-        self.stopping, self._ended_s = True, now_s
+        self.stopping, self._figures.ended_s = True, now_s
         self.keep(now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
@@ -253,61 +244,16 @@ class Program:
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
-        self._ended_s = self._ended_s or now_s
+        self._figures.ended_s = self._figures.ended_s or now_s
 
     def now(self, now_s: float, nbytes: int | None = None) -> Standing:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
-        meter, seats = self._meter, self.sequencer.members.seats
-        seated = meter.seated
-        held = {worker for worker, seat in seats.items() if seat.waiting is not None}
-        listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
-        stale = None
-        if now_s - self._stale_told_s >= STALE_S or self._ended_s is not None:
-            self._stale_told_s = now_s
-            stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
-        if nbytes is None:
-            nbytes = self._bytes()
-        return Standing(
-            listed,
-            len(seated) - len(listed),
-            tuple(self.sequencer.waited_for[:LISTED_MAX]),
-            meter.ideal_share(now_s),
-            nbytes,
-            dict(meter.discarded),
-            stale,
-        )
+        return self._figures.now(self.sequencer, self.memory, now_s, nbytes)
 
     def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None, lost: str = "") -> Final:
-        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`. An answer costs the bytes of the
-        parameters that are not frozen, and a contribution as many, or those that it is packed in."""
-        meter = self._meter
-        counters = self._checkpointer.riders.answer if self._checkpointer is not None else {}
-        return Final(
-            wall_s=max(0.0, (self._ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
-            version=self.version,
-            steps=meter.steps,
-            samples=meter.samples,
-            folded=sum(one.folded for one in meter.workers),
-            discarded=dict(meter.discarded),
-            missing_gradients=meter.missing_gradients,
-            batches_unvisited=self.sequencer.leases.unvisited,
-            unshared=not (self.sequencer.leases.opened or meter.samples or counters or self._strategy.every.by_client),
-            bytes=self._bytes(),
-            shared_bytes=self.memory.shared_bytes,
-            served_s=meter.served_s,
-            plain_bytes=self.memory.plain_bytes,
-            staleness=meter.staleness(),
-            workers=tuple(one.summary() for one in meter.seated),
-            timeline=meter.timeline(),
-            lies=lies,
-            model=model,
-            now=self.now(now_s),
-            lost=lost,
-        )
-
-    def _bytes(self) -> int:
-        memory, meter = self.memory, self._meter
-        return meter.exchanges * memory.push_bytes + meter.answers * memory.answer_bytes + memory.row_bytes
+        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`."""
+        counted = self._checkpointer is not None and bool(self._checkpointer.riders.answer)
+        return self._figures.final(self.sequencer, self.memory, now_s, counted, lies, model, lost)
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -328,7 +274,7 @@ class Program:
     def standing(self, now_s: float) -> tuple[float, int, int]:
         """The time since training began, the version, and the samples so far. After the stop time stands still, but for a version
         that is made from steps that were under way then."""
-        time_s = max(self._ended_s or now_s, self._made_s) - self._meter.zero_s
+        time_s = max(self._figures.ended_s or now_s, self._made_s) - self._meter.zero_s
         return time_s, self.version, self.before.samples + self._meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
@@ -347,7 +293,8 @@ class Program:
         if worker in self._seen and self._checkpointer is not None:
             self._checkpointer.again(worker)
             self._forget(worker, True)
-        self._came_late = self._came_late or self.version > 0
+        if self._agreement is not None and self.version > 0:
+            self._agreement.came_late = True
         self._seen.add(worker)
         self.listening[worker] = True
         self._meter.workers[worker].came = True
@@ -382,7 +329,8 @@ class Program:
         if made.riders:
             self._told(worker, made.riders)
         memory.told(worker, made)
-        self._turns[worker].append(made.optimizer)
+        if self._agreement is not None:
+            self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
         self._meter.served_s += meter.held_since_s - now_s
@@ -424,8 +372,8 @@ class Program:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
         way, which would be a smaller one else."""
         most = asked.most
-        if self._ended_s is not None:
-            if not self._in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
+        if self._figures.ended_s is not None:
+            if not self._in_rounds or now_s - self._figures.ended_s > WHOLE_ROUND_S:
                 self._replies.leased(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)
@@ -538,39 +486,12 @@ class Program:
         self._made_s = self._now_s
         for member in fold.members:
             self._meter.folded(member.worker, member.staleness)
-        if self._in_rounds and not self._out_of_turn and not self._strategy.send.stepped:
-            self._check_turns([member.worker for member in fold.members])
-        if self._strategy.weigh.normalised and self._strategy.every.by_client:
-            self._check_samples(fold.members)
+        if self._agreement is not None:
+            self._agreement.check(fold, self.sequencer.workers)
         try:
             self.memory.do(fold)
         except ConfigurationError as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
-
-    def _check_samples(self, members: Sequence[events.Member]) -> None:
-        """One that says its samples and one that does not weigh by different things."""
-        silent = [str(one.worker) for one in members if not one.samples]
-        if 0 < len(silent) < len(members):
-            why = (
-                f"worker {', '.join(silent[:5])} says no samples, and would weigh by steps where others weigh by samples: say "
-                "worker.contribute(samples=...), or worker.count(...), on every worker or on none"
-            )
-            self.trouble(None, why, why, "ConfigurationError")
-
-    def _check_turns(self, workers: Sequence[int]) -> None:
-        """In a round everybody's contribution is of the same optimizer. Whoever came late, or was called off, may be at
-        another."""
-        if len({self._turns[worker][-1] for worker in workers}) == 1:
-            return
-        self._out_of_turn = True
-        orders = (f"worker {worker}: {', '.join(str(1 + one) for one in self._turns[worker])}" for worker in workers)
-        why = (
-            f"the workers step their optimizers in different orders ({'; '.join(orders)}, counted as prepare was given them): a "
-            "round would take the mean of one's gradient and another's zeros; step them in the same order on every worker"
-        )
-        everybody = self.sequencer.workers
-        excused = self._came_late or self._strategy.gather.size(everybody) < everybody
-        self.trouble(None, why, "" if excused else why, "ConfigurationError")
 
     def _discard(self, discard: events.Discard) -> None:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):

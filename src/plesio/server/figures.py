@@ -1,0 +1,93 @@
+"""What a run costs, as it is told while the run goes on and at its end."""
+
+from __future__ import annotations
+
+from math import inf
+
+from plesio.core.sequencer import Sequencer
+from plesio.memory.port import Memory
+from plesio.observe.meter import Meter
+from plesio.observe.standing import LISTED_MAX, Standing
+from plesio.protocol.launcher import Final
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Lies
+from plesio.tensors.model import Described
+
+STALE_S = 1.0
+"""How often all the staleness is told while a run goes on."""
+NOWHERE = Lies()
+
+
+class Figures:
+    """Those of one run.
+
+    Attributes:
+        ended_s: when the run ended, or was stopped: the last steps of slow workers are not held against the fast.
+    """
+
+    def __init__(self, strategy: Strategy, meter: Meter) -> None:
+        self.ended_s: float | None = None
+        self._strategy = strategy
+        self._meter = meter
+        self._stale_told_s = -inf
+
+    def now(self, sequencer: Sequencer, memory: Memory, now_s: float, nbytes: int | None = None) -> Standing:
+        """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
+        meter, seats = self._meter, sequencer.members.seats
+        seated = meter.seated
+        held = {worker for worker, seat in seats.items() if seat.waiting is not None}
+        listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
+        stale = None
+        if now_s - self._stale_told_s >= STALE_S or self.ended_s is not None:
+            self._stale_told_s = now_s
+            stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
+        return Standing(
+            listed,
+            len(seated) - len(listed),
+            tuple(sequencer.waited_for[:LISTED_MAX]),
+            meter.ideal_share(now_s),
+            self._bytes(memory) if nbytes is None else nbytes,
+            dict(meter.discarded),
+            stale,
+        )
+
+    def final(
+        self,
+        sequencer: Sequencer,
+        memory: Memory,
+        now_s: float,
+        counted: bool,
+        lies: Lies = NOWHERE,
+        model: Described | None = None,
+        lost: str = "",
+    ) -> Final:
+        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`; `counted`: the workers share counters.
+        An answer costs the bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed
+        in."""
+        meter, leases = self._meter, sequencer.leases
+        return Final(
+            wall_s=max(0.0, (self.ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
+            version=sequencer.version,
+            steps=meter.steps,
+            samples=meter.samples,
+            folded=sum(one.folded for one in meter.workers),
+            discarded=dict(meter.discarded),
+            missing_gradients=meter.missing_gradients,
+            batches_unvisited=leases.unvisited,
+            unshared=not (leases.opened or meter.samples or counted or self._strategy.every.by_client),
+            bytes=self._bytes(memory),
+            shared_bytes=memory.shared_bytes,
+            served_s=meter.served_s,
+            plain_bytes=memory.plain_bytes,
+            staleness=meter.staleness(),
+            workers=tuple(one.summary() for one in meter.seated),
+            timeline=meter.timeline(),
+            lies=lies,
+            model=model,
+            now=self.now(sequencer, memory, now_s),
+            lost=lost,
+        )
+
+    def _bytes(self, memory: Memory) -> int:
+        meter = self._meter
+        return meter.exchanges * memory.push_bytes + meter.answers * memory.answer_bytes + memory.row_bytes
