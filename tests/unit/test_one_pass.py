@@ -25,7 +25,7 @@ from plesio.tensors import one_pass
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.server_optimizer import ServerOptimizer
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from support.plain_folds import without_kernels
 
 Make = Callable[[Sequence[torch.Tensor]], Optimizer]
@@ -182,7 +182,9 @@ def test_padding_stays_zero_without_an_eps() -> None:
     """A segment is filled up with zeros, which Adam would divide by zero."""
     layout = Layout([TensorSpec("w", (3,), "float32", Kind.TRAINED, 0)])
     weights, gradient = Arena.private(layout), Arena.private(layout)
-    ours = ServerOptimizer([OptimizerSpec.of(AdamW([torch.zeros(3)], eps=0.0))], weights, lambda: Arena.private(layout))
+    ours = StatefulOptimizer(
+        [OptimizerSpec.of(AdamW([torch.zeros(3)], eps=0.0))], weights, lambda: Arena.private(layout)
+    )
     gradient.views[0].fill_(1.0)
     ours.step(weights, weights, gradient, [1.0])
     assert weights.flat[0].isfinite().all()

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from plesio.tensors import operands
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.optimizer_spec import OptimizerSpec
-from plesio.tensors.server_optimizer import ServerOptimizer
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.sgd import steps_directly
 
 SETTINGS = st.fixed_dictionaries(
@@ -46,7 +46,7 @@ def test_sgd_equals_torch_bit_for_bit(
     current, target, gradient = (Arena.private(layout) for _ in range(3))
     for view, parameter in zip(current.views, plain, strict=True):
         view.copy_(parameter.detach())
-    ours = ServerOptimizer([OptimizerSpec.of(torchs)], current, lambda: Arena.private(layout))
+    ours = StatefulOptimizer([OptimizerSpec.of(torchs)], current, lambda: Arena.private(layout))
     for _ in range(3):
         for view, parameter in zip(gradient.views, plain, strict=True):
             parameter.grad = torch.randn_like(parameter)
@@ -70,7 +70,7 @@ def test_chunked_sgd_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) ->
     torchs = SGD([parameter], lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
     weights, gradient = Arena.private(layout), Arena.private(layout)
     weights.views[0].copy_(parameter.detach())
-    ours = ServerOptimizer([OptimizerSpec.of(torchs)], weights, lambda: Arena.private(layout))
+    ours = StatefulOptimizer([OptimizerSpec.of(torchs)], weights, lambda: Arena.private(layout))
     for _ in range(3):
         parameter.grad = gradient.views[0].copy_(torch.randn(64, dtype=torch.float64)).clone()
         torchs.step()

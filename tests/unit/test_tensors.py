@@ -28,8 +28,8 @@ from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.pieces import kept_copies
-from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.guards.overlap import check_apart
 
@@ -507,8 +507,8 @@ class Counting(torch.optim.Optimizer):
                 one.data.sub_(one.grad, alpha=group["lr"] / group["steps"])
 
 
-def server_optimizer(optimizer: torch.optim.Optimizer, layout: Layout) -> ServerOptimizer:
-    return ServerOptimizer([OptimizerSpec.of(optimizer)], filled(layout, 0.0), lambda: Arena.private(layout))
+def server_optimizer(optimizer: torch.optim.Optimizer, layout: Layout) -> StatefulOptimizer:
+    return StatefulOptimizer([OptimizerSpec.of(optimizer)], filled(layout, 0.0), lambda: Arena.private(layout))
 
 
 def test_counters_in_param_groups_survive_new_settings_and_a_checkpoint() -> None:

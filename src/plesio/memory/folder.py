@@ -24,11 +24,12 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.carrying import Kept
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.one_pass import LARGE, Pass, kernels
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.pieces import kept_copies
-from plesio.tensors.server_optimizer import Kept, ServerOptimizer
 
 CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
     Plain: None,
@@ -141,7 +142,7 @@ def build_folder(
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
     first = versions.buffers[versions.current]
-    optimizer = ServerOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
+    optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if optimizer is not None:
         optimizer.rewritten = after is not None
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
@@ -164,7 +165,7 @@ def build_folder(
 
 
 def _step(
-    strategy: Strategy, optimizer: ServerOptimizer | None, workers: int, gather: Gather, first: Arena, threads: int
+    strategy: Strategy, optimizer: StatefulOptimizer | None, workers: int, gather: Gather, first: Arena, threads: int
 ) -> Step:
     if optimizer is not None:
         return Optimizing(strategy, optimizer, workers, gather.tables)

@@ -33,20 +33,21 @@ from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.carrying import Carried
+from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.one_pass import Ahead as PassAhead
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.rows import Tables
-from plesio.tensors.server_optimizer import At, Kept, ServerOptimizer
+from plesio.tensors.server_optimizer import At
 
 RESUM_EVERY = 1024
 """Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
 
 
-def momentum_keys(optimizer: ServerOptimizer) -> list[str | None]:
+def momentum_keys(optimizer: StatefulOptimizer) -> list[str | None]:
     """By group: its optimizer's key for its momentum; None if it has none that look-ahead supports."""
     kinds = optimizer.kinds
     moved = {kind for kind, group in zip(kinds, optimizer.groups, strict=True) if group.get("momentum")}
@@ -75,7 +76,7 @@ class Momenta(Step):
     def __init__(
         self,
         keys: list[str | None],
-        optimizer: ServerOptimizer,
+        optimizer: StatefulOptimizer,
         versions: Versions,
         seats: int,
         workers: int,

@@ -15,8 +15,8 @@ from plesio.core.events import Fold
 from plesio.memory.publish import Publisher, Versions
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Kept
 from plesio.tensors.packing import Packing
-from plesio.tensors.server_optimizer import Kept
 
 
 class Packed(Publisher):

@@ -8,11 +8,11 @@ from plesio.errors import CheckpointError
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
 from plesio.memory.port import Kept
-from plesio.tensors import server_optimizer
+from plesio.tensors import carrying
 from plesio.tensors.arena import Arena
 
 
-def kept(blocks: Blocks, current: Arena, state: server_optimizer.Kept) -> Kept:
+def kept(blocks: Blocks, current: Arena, state: carrying.Kept) -> Kept:
     """`weights` have memory of their own: torch loads them alone."""
     views = current.views
     weights: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in blocks.model.names}

@@ -11,8 +11,8 @@ from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
 from plesio.tensors.mean import Weighted, blend_buffers, mean_into, move_towards
 from plesio.tensors.optimizer_spec import Groups
+from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.rows import Tables
-from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.tensor_set import members_of
 
 
@@ -77,7 +77,7 @@ class Mean(Step):
 class Optimizing(Step):
     """A step of the user's optimizer with the mean gradient, in a run of so many `workers`."""
 
-    def __init__(self, strategy: Strategy, optimizer: ServerOptimizer, workers: int, tables: Tables | None) -> None:
+    def __init__(self, strategy: Strategy, optimizer: StatefulOptimizer, workers: int, tables: Tables | None) -> None:
         self._optimizer = optimizer
         self._tables = tables
         self._in_rounds = strategy.gather.in_rounds

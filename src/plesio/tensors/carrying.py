@@ -8,7 +8,7 @@ are free until the first version is published.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -21,6 +21,13 @@ States = dict[torch.Tensor, dict[str, Any]]
 """An optimizer's state by parameter."""
 _COUNTS = ("step", "eta", "mu", "mu_product")
 """Keys of which torch's optimizers keep one number per parameter, even if the parameter is a scalar."""
+
+
+class Kept(NamedTuple):
+    """What a checkpoint keeps of a folder: tensors by name, and plain numbers."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Any]
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ import torch
 
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Kept
 from plesio.tensors.mean import HALF
 from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
-from plesio.tensors.server_optimizer import Kept
 
 
 class Correction:

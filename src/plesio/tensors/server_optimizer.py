@@ -16,17 +16,15 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
-from plesio.errors import CheckpointError
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
 from plesio.tensors.arena import LACKING_MAX, Arena, Kind
-from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, plain
+from plesio.tensors.carrying import is_whole
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
-from plesio.tensors.optimizer_spec import Groups, OptimizerSpec, full_name, number, unsendable
-from plesio.tensors.pieces import build, kinds_of, no_global_hooks, pieces_of
+from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
+from plesio.tensors.pieces import Piece, build, kinds_of, no_global_hooks, pieces_of
 from plesio.tensors.rows import NO_ROWS
-from plesio.tensors.several import parts_of
 from plesio.tensors.sgd import MOMENTUM, sgd_step
 
 NORMALISING: tuple[type[Optimizer], ...] = (
@@ -36,13 +34,6 @@ NORMALISING: tuple[type[Optimizer], ...] = (
 """Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
 """Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
-
-
-class Kept(NamedTuple):
-    """What a checkpoint keeps of a folder: tensors by name, and plain numbers."""
-
-    tensors: dict[str, torch.Tensor]
-    numbers: dict[str, Any]
 
 
 class At(NamedTuple):
@@ -82,20 +73,13 @@ class ServerOptimizer:
         self._arena = arena
         self._new_arena = new_arena
         self._state_arenas: dict[str, Arena] = {}
-        self._selected: dict[int, list[torch.Tensor]] = {}
-        self.swapped: list[str | None] = [None] * len(
-            given
-        )  # by group: the key that look-ahead swaps for each worker's own
-        self._pieces = pieces_of(arena.layout, self.kinds, given)
+        self.swapped: list[str | None] = [None] * len(given)
+        """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
-        self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
-        self._lacking: dict[int, list[bool]] = {0: [False] * len(self._pieces)}  # by absent tensors: which pieces
-        self._alike: dict[int, set[int]] = {}  # by position that was left alone: the arenas that have its values
+        self._step_on(pieces_of(arena.layout, self.kinds, given))
         self.rewritten = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
-        self._group_of = [piece.group for piece in self._pieces]
-        self.parameters = [torch.nn.Parameter(tensor, requires_grad=False) for tensor in self.select(arena)]
         chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
         by_rows = {piece.group for piece in self._pieces if piece.table}
         dense = zip(self.parameters, self._pieces, strict=True)
@@ -113,6 +97,17 @@ class ServerOptimizer:
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(given)
         self._move_state()  # some (Adagrad) allocate state before their first step
+
+    def _step_on(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+        self._selected: dict[int, list[torch.Tensor]] = {}
+        self._lacking: dict[int, list[bool]] = {0: [False] * len(pieces)}  # by absent tensors: which pieces
+        self._alike: dict[int, set[int]] = {}  # by position that was left alone: the arenas that have its values
+        self._table_positions = [(at, piece.place) for at, piece in enumerate(pieces) if piece.table]
+        self._group_of = [piece.group for piece in pieces]
+        self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
+        of_one_type = all(one.dtype == torch.float32 for one in self.parameters)
+        self._whole = of_one_type and all(one.flat and not one.split for one in pieces)  # as kernels want it
 
     def select(self, arena: Arena) -> list[torch.Tensor]:
         """The tensors of `arena` that this optimizer steps on, in the order of its parameters."""
@@ -211,13 +206,6 @@ class ServerOptimizer:
         """Whether `step_mean` can fold a contribution that lacks these tensors."""
         return self._pass is not None and self._directly and self._whole and not self.has_to_split(absent)
 
-    @property
-    def _whole(self) -> bool:
-        """Whether all pieces are whole segments of the one type that kernels know."""
-        return all(piece.flat and not piece.split for piece in self._pieces) and all(
-            one.dtype == torch.float32 for one in self.parameters
-        )
-
     def step_mean(
         self,
         target: Arena,
@@ -284,11 +272,7 @@ class ServerOptimizer:
         """Step on each of the model's tensors by itself from now on; by its new position, the position that it was a part of."""
         pieces, parameters, states = self._pieces, self.parameters, self.optimizer.state
         was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
-        self._pieces = [part for piece in pieces for part in piece.parts()]
-        self._lacking, self._selected, self._alike = {0: [False] * len(self._pieces)}, {}, {}
-        self._table_positions = [(at, piece.place) for at, piece in enumerate(self._pieces) if piece.table]
-        self._group_of = [piece.group for piece in self._pieces]
-        self.parameters = [torch.nn.Parameter(one, requires_grad=False) for one in self.select(self._arena)]
+        self._step_on([part for piece in pieces for part in piece.parts()])
         self.optimizer.state = defaultdict(dict)
         self._at = None
         for index, group in enumerate(self.optimizer.param_groups):
@@ -311,16 +295,6 @@ class ServerOptimizer:
             news = {key: value for key, value in settings.items() if key not in told or told[key] != value}
             group.update(news)
         self._applied = self.groups
-
-    def _own(self) -> Groups:
-        """Values that the optimizer itself changed in its groups, if they can be saved; without the scaled learning rate."""
-        own: Groups = []
-        for group, told in zip(self.optimizer.param_groups, self._applied, strict=True):
-            values = {key: number(value) for key, value in group.items() if key not in ("params", "lr")}
-            own.append(
-                {key: value for key, value in values.items() if not unsendable(value) and value != told.get(key)}
-            )
-        return own
 
     def _step_directly(
         self,
@@ -395,91 +369,9 @@ class ServerOptimizer:
             self._state_arenas[key] = self._new_arena()
         return self.select(self._state_arenas[key])
 
-    def kept(self) -> Kept:
-        tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
-        held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
-        swapped = [self.swapped_of(position) for position in range(len(held))]
-        for position, one in enumerate(held):
-            small = {key: value for key, value in one.rest.items() if torch.is_tensor(value) and value.dim()}
-            tensors |= {f"optimizer {key} of {position}": value for key, value in small.items()}
-        return Kept(
-            tensors,
-            {
-                "split": len(held),
-                "whole": [[key for key in one.whole if key != own] for one, own in zip(held, swapped, strict=True)],
-                "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
-                "groups": self.groups,
-                "own": self._own(),
-                "swapped": [own in one.whole for one, own in zip(held, swapped, strict=True)],
-                "kind": self._named(),
-            },
-        )
-
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """Restore the numbers of `kept`; the caller then fills its tensors. `CheckpointError` for another optimizer's."""
-        kind = self._named()
-        kept = str(numbers["kind"])
-        ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
-        if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
-            raise CheckpointError(
-                f"the checkpoint holds the state of {kept}, and this run prepared {kind}; prepare the same optimizer, or "
-                "begin a new run and load weights.safetensors in the training function"
-            )
-        if numbers.get("split", 0) > len(self.parameters):
-            self.split()
-        self.set_groups(numbers["groups"])
-        self._apply_groups()
-        for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
-            group.update(own)
-        swapped = numbers["swapped"]
-        self._at = None
-        for position, parameter in enumerate(self.parameters):
-            state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
-            state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
-            if swapped[position]:
-                state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
-            if state:
-                self.optimizer.state[parameter] = state
-
-    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
-        """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
-        held, self._at = carried.held, None
-        if any(not held[piece.tensors[0]].same(held[other]) for piece in self._pieces for other in piece.tensors):
-            self.split()  # one count would not do for them
-        given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
-        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
-            first = held[piece.tensors[0]]
-            state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in first.rest.items()}
-            for key in first.whole:
-                swapped = key == self.swapped_of(position)
-                own = torch.zeros_like(parameter) if swapped else self._home(key)[position]
-                state[key] = own.copy_(given[key][position])
-            if state:
-                self.optimizer.state[parameter] = state
-
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""
         return self.groups[self._group_of[position]]
-
-    def carried(self, workers: int = 1) -> Carried:
-        """The state as a worker's optimizer would hold it; a count that goes with that of so many `workers`, divided by it."""
-        held = [Held((), {})] * len(self._arena.layout.specs)
-        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
-            state = self.state_of(position)
-            if self.swapped_of(position) == "exp_avg" and "step" in state:
-                state = {**state, "step": state["step"] / workers}
-            for tensor in piece.tensors:
-                held[tensor] = Held.of(state, parameter).packed()
-        return Carried(tuple(held))
-
-    def copy_state(self, carried: Carried, arenas: Sequence[Arena], swapped: Arena | None = None) -> None:
-        """Copy the tensors that the keys of `carried` name; what look-ahead swaps for a worker's own is in `swapped`."""
-        for key, arena in zip(carried.keys, arenas, strict=True):
-            for position, piece in enumerate(self._pieces):
-                source = swapped if key == self.swapped_of(position) else self._state_arenas.get(key)
-                for tensor in piece.tensors:
-                    if source is not None and key in carried.held[tensor].whole:
-                        arena.views[tensor].copy_(source.views[tensor])
 
     def at(self) -> list[At]:
         """What there is at each position."""
@@ -496,10 +388,6 @@ class ServerOptimizer:
 
     def swapped_of(self, position: int) -> str | None:
         return self.swapped[self._group_of[position]]
-
-    def _named(self) -> str:
-        """The optimizers' classes, as a checkpoint names them."""
-        return ", ".join(full_name(type(one)) for one in parts_of(self.optimizer))
 
     def state_of(self, position: int) -> dict[str, Any]:
         """The state of parameter `position`; empty before its first step."""

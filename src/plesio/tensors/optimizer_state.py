@@ -1,0 +1,116 @@
+"""The state of an optimizer at the server: what checkpoints keep of it, and what is carried from and to a user's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from plesio.errors import CheckpointError
+from plesio.tensors.arena import Arena
+from plesio.tensors.carrying import Carried, Held, Kept, from_plain, plain
+from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
+from plesio.tensors.server_optimizer import ServerOptimizer
+from plesio.tensors.several import parts_of
+
+
+class StatefulOptimizer(ServerOptimizer):
+    """One whose state outlives it."""
+
+    def kept(self) -> Kept:
+        tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
+        held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
+        swapped = [self.swapped_of(position) for position in range(len(held))]
+        for position, one in enumerate(held):
+            small = {key: value for key, value in one.rest.items() if torch.is_tensor(value) and value.dim()}
+            tensors |= {f"optimizer {key} of {position}": value for key, value in small.items()}
+        return Kept(
+            tensors,
+            {
+                "split": len(held),
+                "whole": [[key for key in one.whole if key != own] for one, own in zip(held, swapped, strict=True)],
+                "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
+                "groups": self.groups,
+                "own": self._own(),
+                "swapped": [own in one.whole for one, own in zip(held, swapped, strict=True)],
+                "kind": self._named(),
+            },
+        )
+
+    def restore(self, numbers: dict[str, Any]) -> None:
+        """Restore the numbers of `kept`; the caller then fills its tensors. `CheckpointError` for another optimizer's."""
+        kind = self._named()
+        kept = str(numbers["kind"])
+        ours = "torch." not in (kept[:6], kind[:6]) and kept.split(".")[-1] == kind.split(".")[-1]
+        if kept != kind and not ours:  # a script's class has another module, depending on how the script was started
+            raise CheckpointError(
+                f"the checkpoint holds the state of {kept}, and this run prepared {kind}; prepare the same optimizer, or "
+                "begin a new run and load weights.safetensors in the training function"
+            )
+        if numbers["split"] > len(self.parameters):
+            self.split()
+        self.set_groups(numbers["groups"])
+        self._apply_groups()
+        for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
+            group.update(own)
+        swapped = numbers["swapped"]
+        self._at = None
+        for position, parameter in enumerate(self.parameters):
+            state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
+            state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
+            if swapped[position]:
+                state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
+        """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
+        held, self._at = carried.held, None
+        if any(not held[piece.tensors[0]].same(held[other]) for piece in self._pieces for other in piece.tensors):
+            self.split()  # one count would not do for them
+        given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
+        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
+            first = held[piece.tensors[0]]
+            state: dict[str, Any] = {key: copy.deepcopy(from_plain(value)) for key, value in first.rest.items()}
+            for key in first.whole:
+                swapped = key == self.swapped_of(position)
+                own = torch.zeros_like(parameter) if swapped else self._home(key)[position]
+                state[key] = own.copy_(given[key][position])
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def carried(self, workers: int = 1) -> Carried:
+        """The state as a worker's optimizer would hold it; a count that goes with that of so many `workers`, divided by it."""
+        held = [Held((), {})] * len(self._arena.layout.specs)
+        for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
+            state = self.state_of(position)
+            if self.swapped_of(position) == "exp_avg" and "step" in state:
+                state = {**state, "step": state["step"] / workers}
+            for tensor in piece.tensors:
+                held[tensor] = Held.of(state, parameter).packed()
+        return Carried(tuple(held))
+
+    def copy_state(self, carried: Carried, arenas: Sequence[Arena], swapped: Arena | None = None) -> None:
+        """Copy the tensors that the keys of `carried` name; what look-ahead swaps for a worker's own is in `swapped`."""
+        for key, arena in zip(carried.keys, arenas, strict=True):
+            for position, piece in enumerate(self._pieces):
+                source = swapped if key == self.swapped_of(position) else self._state_arenas.get(key)
+                for tensor in piece.tensors:
+                    if source is not None and key in carried.held[tensor].whole:
+                        arena.views[tensor].copy_(source.views[tensor])
+
+    def _own(self) -> Groups:
+        """Values that the optimizer itself changed in its groups, if they can be saved; without the scaled learning rate."""
+        own: Groups = []
+        for group, told in zip(self.optimizer.param_groups, self._applied, strict=True):
+            values = {key: number(value) for key, value in group.items() if key not in ("params", "lr")}
+            own.append(
+                {key: value for key, value in values.items() if not unsendable(value) and value != told.get(key)}
+            )
+        return own
+
+    def _named(self) -> str:
+        """The optimizers' classes, as a checkpoint names them."""
+        return ", ".join(full_name(type(one)) for one in parts_of(self.optimizer))
