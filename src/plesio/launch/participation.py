@@ -198,7 +198,7 @@ class Participation(ABC):
             except SeatLostError as lost:
                 if not isinstance(self._exchange, ServerExchange):
                     raise
-                self._exchange.rejoin(lost)
+                self._exchange.begin(lost)
                 unused = 0  # what it was leased is leased to others
 
     def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:

@@ -63,23 +63,22 @@ class ServerExchange(Exchange):
             OwnState(self.held, self.state, self.optimizer, self.replica, self.local) if self.held is not None else None
         )
 
-    def begin(self) -> None:
+    def begin(self, lost: SeatLostError | None = None) -> None:
+        """Go on from the version that the server gives: at the start and, any number of times, when the seat was `lost`."""
         try:
-            self._begin_from(self.doorbell.answer(Beginning, self.timeout_s, 0, 0))
-        except SeatLostError as lost:
-            self._begin_from(lost.rejoin())
-
-    def _begin_from(self, beginning: Beginning) -> None:
+            beginning = self.doorbell.answer(Beginning, self.timeout_s, 0, 0) if lost is None else lost.rejoin()
+        except SeatLostError as again:
+            beginning = again.rejoin()
+        if lost is not None:
+            self._drop()
         self.state.resumed(beginning)
         self._number = 0
         self._next()
         self._go_on(beginning, anew=self._own is None or not self._own.take_up())
         self.pacer.begin()
 
-    def rejoin(self, lost: SeatLostError) -> None:
-        """The seat was lost, and with it the step under way, the data, and what an optimizer here holds: go on from the current
-        version."""
-        beginning = lost.rejoin()
+    def _drop(self) -> None:
+        """With the seat the step under way is lost, the data, and what an optimizer here holds."""
         self.used.lose()
         self.replica.drop_gradients()
         if self.local:
@@ -89,7 +88,6 @@ class ServerExchange(Exchange):
         self.state.riders.lost()
         self.taken = False
         self.state.discarded += 1
-        self._begin_from(beginning)
 
     def step(self) -> None:
         if self.state.stopped:
@@ -221,7 +219,7 @@ class ServerExchange(Exchange):
         try:
             answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version)
         except SeatLostError as lost:
-            self.rejoin(lost)
+            self.begin(lost)
             return
         self._keep_own()
         self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._worked_s()))
@@ -253,7 +251,7 @@ class ServerExchange(Exchange):
         try:
             self._adopt(self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next))
         except SeatLostError as lost:
-            self.rejoin(lost)
+            self.begin(lost)
 
     def _fill_slot(self) -> bool:
         return not self._steps or self.replica.fill_slot()
