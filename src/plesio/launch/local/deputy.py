@@ -51,16 +51,7 @@ decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages
 
 
 class Deputy:
-    """Stands in for `worker`, which is at the other end of `session`.
-
-    Args:
-        job: what is run.
-        seat: the seat's number.
-        launcher: the channel to the launcher.
-        server: the channel to the server.
-        pipes: the worker's ends of its push and its answer pipe.
-        session: the connection to the worker.
-    """
+    """Stands in for the worker at the other end of `session`; `pipes`: its ends of the push and the answer pipe."""
 
     def __init__(
         self,
@@ -166,11 +157,9 @@ class Deputy:
         """Make sure that it may say this, and read what comes with it to where it belongs."""
         self._order.check(message)
         into = self._place(message)
-        expected = sum(view.nbytes for view in into)
-        if frame.payload_bytes != expected:
-            raise ProtocolError(
-                f"it sent {frame.payload_bytes} bytes with {type(message).__name__}; {expected} were expected"
-            )
+        sent, expected = frame.payload_bytes, sum(view.nbytes for view in into)
+        if sent != expected:
+            raise ProtocolError(f"it sent {sent} bytes with {type(message).__name__}; {expected} were expected")
         if expected:
             self._session.read_payload(into)
         if isinstance(message, messages.Contribution):
@@ -201,8 +190,7 @@ class Deputy:
     def _to_server(self, frame: Frame) -> None:
         message = decode_to_server(frame.body)
         if isinstance(message, messages.Hello):
-            trusts = self._job.listening is not None and self._job.listening.trusts
-            if not trusts:
+            if self._job.listening is None or not self._job.listening.trusts:
                 message = message.without_code()
             model = msgspec.structs.replace(message.model, tables={})  # of another host: nothing to look for here
             message = msgspec.structs.replace(message, worker=self._worker, model=model)
@@ -212,8 +200,7 @@ class Deputy:
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
-        message = decode_from_worker(frame.body)
-        self._heard(frame, message)
+        self._heard(frame, decode_from_worker(frame.body))
         os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
 
     def _to_launcher(self, frame: Frame) -> None:
@@ -315,7 +302,7 @@ def opened(job: Job, descriptor: int) -> Wire | None:
 
 
 def first_words(wire: Wire) -> remote.FromNewcomer | None:
-    """What a connection begins with; None if nothing came in time."""
+    """What a connection begins with, if that came in time."""
     frame = wire.receive(HANDSHAKE_S)
     return decode_knock(frame.body) if frame is not None else None
 

@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError
 from plesio.launch.local.forker import Done, End, Load, Spawn, written_at
@@ -32,7 +32,7 @@ START_S = 120.0  # how long it may take to load a job, or to start a process
 END_S = 2.0
 """How long it may take to kill the processes of a run. One that takes longer stands still, and is killed itself."""
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
-"""What it runs first. Python would import from the current folder, which may hold a `select.py` or a `plesio`. (Python has
+"""What another Python runs first. It would import from the current folder, which may hold a `select.py` or a `plesio`. (It has
 imported `os` and `sys` by then.)"""
 FORKING = {b"OMP_NUM_THREADS": b"1", b"PYTORCH_NVML_BASED_CUDA_CHECK": b"1"}
 """Its environment: libraries start no threads, and `torch.cuda.is_available()` in a user's module does not initialise CUDA,
@@ -46,17 +46,14 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str]) -> None:
         mine, theirs = channel_pair()
-        program = FROM_THE_SAME_PATH + "from plesio.launch.local.forker import main; main()"
+        program = "from plesio.launch.local.forker import main; main()"
         main_thread = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main_thread else 0)  # to the kernel, the parent is the thread
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", program, str(theirs.fileno()), parent, *preload],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the engine alone: it tells the others
-                    env={**os.environb, **FORKING, b"PLESIO_PATH": os.fsencode(os.pathsep.join(_module_path()))},
+                line, environment = theirs.fileno(), {**os.environb, **FORKING}
+                self._process = another_python(
+                    program, line, str(line), parent, *preload, environment=environment, stdin=subprocess.DEVNULL
                 )
         except BaseException:
             mine.close()
@@ -163,3 +160,16 @@ atexit.register(ForkServer.close_shared, 0.0)  # else Python warns of what is le
 def _module_path() -> tuple[str, ...]:
     """Where this process imports from; Python skips what is no text there, such as a Path."""
     return tuple(one for one in sys.path if isinstance(one, str))
+
+
+def another_python(
+    program: str, descriptor: int, *arguments: str, environment: Mapping[bytes, bytes], stdin: int
+) -> subprocess.Popen[bytes]:
+    """A process that imports from where this one does and has its `descriptor`. Ctrl-C is for this one alone."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FROM_THE_SAME_PATH + program, *arguments],
+        pass_fds=[descriptor],
+        stdin=stdin,
+        start_new_session=True,
+        env={**environment, b"PLESIO_PATH": os.fsencode(os.pathsep.join(_module_path()))},
+    )

@@ -7,9 +7,9 @@ channel, the evaluator and the engine; whatever peer dies is noticed as the end 
 from __future__ import annotations
 
 import gc
-import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -19,6 +19,8 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.job import Job, pace_of
+from plesio.launch.local.arrivals import Arrivals
+from plesio.launch.local.handlers import Handlers
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import ENGINE, Machine
 from plesio.observe.meter import Meter
@@ -27,7 +29,7 @@ from plesio.protocol import worker as protocol
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import SnapshotRequest
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.launcher import Begun, Final, Progress, Trouble, Writing
+from plesio.protocol.launcher import Begun, Progress, Trouble, Writing
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
@@ -47,6 +49,8 @@ MESSAGE_S = 10.0
 class Server(Replies):
     """One run's server process. It answers the workers for its program: over their pipes, and on their channels."""
 
+    _machine: Machine  # once there is a model
+
     def __init__(
         self,
         job: Job,
@@ -64,47 +68,41 @@ class Server(Replies):
         for one in self._meter.workers:
             one.nominal = pace_of(config, one.worker)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
-        self._checkpointer = Checkpointer(
-            job.keeping, strategy, config.workers, config.seats, counts=job.comes_and_goes
-        )
-        holds = self._checkpointer.holds and job.listening is None  # else workers are elsewhere
+        workers, seats = config.workers, config.seats
+        checkpointer = Checkpointer(job.keeping, strategy, workers, seats, counts=job.comes_and_goes)
+        holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         evaluates = evaluator is not None
-        lay_out = partial(Blocks, strategy, config.workers, evaluates=evaluates, seats=config.seats, holds=holds)
-        self._opening = Opening(lay_out, lines, config.workers)
-        self._machine: Machine | None = None
+        lay_out = partial(Blocks, strategy, workers, evaluates=evaluates, seats=seats, holds=holds)
+        self._opening = Opening(lay_out, lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
-        self._late: list[Line] = []  # ready, while the others train
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
-        leases = DataLeases(config.workers, config.stealing, lone=config.seats == 1)
+        leases = DataLeases(workers, config.stealing, lone=seats == 1)
         self._program = program = Program(
             strategy,
-            Sequencer(strategy, config.workers, leases, config.timeout_s),
+            Sequencer(strategy, workers, leases, config.timeout_s),
             self,
             self._meter,
             recorder=self._recorder,
-            checkpointer=self._checkpointer,
+            checkpointer=checkpointer,
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun)
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
         self._peers: Peers | None = None
         self._store: Any = None
-        self._poller = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._handlers = Handlers()
         self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
-            protocol.MirrorFilled: self._mirror_filled,
+            protocol.MirrorFilled: lambda worker, incarnation, mirror, now_s: self._snapshots.mirrored(
+                self._machine, mirror.number
+            ),
             protocol.Farewell: self._farewell,
         }
         self._next_tick_s = self._emptied_s = 0.0
         self._wake_s = inf
         self._started_s = time.monotonic()
-
-    @property
-    def _memory(self) -> Machine:
-        assert self._machine is not None, "nobody contributes before the model is there"
-        return self._machine
 
     # Answers; none is repeated: pipes lose nothing
 
@@ -145,28 +143,25 @@ class Server(Replies):
 
     def run(self) -> None:
         """Serve until every worker is gone, then tell the engine what it cost."""
-        self._watch(self._engine.fileno(), self._from_engine)
+        self._handlers.add(self._engine.fileno(), self._from_engine)
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
-            self._watch(descriptor, partial(self._from_evaluator, descriptor))
+            self._handlers.add(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._opening.live():
             self._listen(line)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
-        lookout = Lookout(self._poller)
+        lookout = Lookout(self._handlers.poller)
         while not self._over():
             for descriptor, _ in lookout.wait(self._patience_s()):
-                handler = self._handlers.get(descriptor)
-                if handler is not None:
-                    handler()
-                    self._hang_up()
-                    self._seat_late()
+                self._handlers.call(descriptor)
+                self._hang_up()
+                self._arrivals.seat_late()
             self._tick()
         self._finish()
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
-        until_s = min(self._next_tick_s, self._wake_s)
-        return min(TICK_S, max(0.0, until_s - time.monotonic()))
+        return min(TICK_S, max(0.0, min(self._next_tick_s, self._wake_s) - time.monotonic()))
 
     def _over(self) -> bool:
         """Whether nobody works any more, and nobody is waited for."""
@@ -184,16 +179,8 @@ class Server(Replies):
         return line
 
     def _listen(self, line: Line) -> None:
-        self._watch(line.messages.descriptor, partial(self._from_doorbell, line))
-        self._watch(line.channel.fileno(), partial(self._from_channel, line))
-
-    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
-        self._handlers[descriptor] = handler
-        self._poller.register(descriptor, select.POLLIN)
-
-    def _unwatch(self, descriptor: int) -> None:
-        if self._handlers.pop(descriptor, None) is not None:
-            self._poller.unregister(descriptor)
+        self._handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
+        self._handlers.add(line.channel.fileno(), partial(self._from_channel, line))
 
     def _tick(self) -> None:
         now_s, program = time.monotonic(), self._program
@@ -209,8 +196,7 @@ class Server(Replies):
             self._peers.tick(now_s)
         program.tick(now_s)
         if program.begun:
-            meter = self._meter
-            time_s = now_s - meter.zero_s
+            meter, time_s = self._meter, now_s - self._meter.zero_s
             self._tell_engine(Progress(time_s, program.version, meter.steps, meter.samples, program.now(now_s)))
         self._hang_up()
 
@@ -231,25 +217,20 @@ class Server(Replies):
     # What comes
 
     def _from_engine(self) -> None:
-        try:
-            message, descriptors = self._engine.receive(MESSAGE_S)
-        except ChannelClosedError:
-            raise SystemExit(0) from None  # the engine is gone, and with it whoever wanted the result
-        if isinstance(message, launcher.Opened):
-            self._opened(message, descriptors)
-            return
-        if isinstance(message, launcher.Scale):
-            self._scale(message.workers)
-            return
-        if isinstance(message, launcher.Keep):
-            self._program.keep(time.monotonic())
-            return
-        if isinstance(message, launcher.Emptied):
-            self._lost(self._line(message.worker))
-            return
-        if self._opening.blocks is not None:
-            self._opening.blocks.board.stopped = 1
-        self._program.stop(time.monotonic())
+        message, descriptors = self._engine.receive(MESSAGE_S)
+        match message:
+            case launcher.Opened():
+                self._opened(message, descriptors)
+            case launcher.Scale(workers):
+                self._scale(workers)
+            case launcher.Keep():
+                self._program.keep(time.monotonic())
+            case launcher.Emptied(worker):
+                self._lost(self._line(worker))
+            case launcher.Stop():
+                if self._opening.blocks is not None:
+                    self._opening.blocks.board.stopped = 1
+                self._program.stop(time.monotonic())
 
     def _scale(self, workers: int) -> None:
         """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""
@@ -268,51 +249,40 @@ class Server(Replies):
 
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
-            self._unwatch(descriptor)
+            self._handlers.remove(descriptor)
         elif self._program.begun and not self._program.stopping:  # the last one comes unasked
-            self._program.when_whole(partial(self._snapshots.serve, self._memory))
+            self._program.when_whole(partial(self._snapshots.serve, self._machine))
 
     def _from_channel(self, line: Line) -> None:
         try:
             message, _ = line.channel.receive(MESSAGE_S)
         except ChannelClosedError:
-            self._unwatch(line.channel.fileno())  # its doorbell tells the rest
+            self._handlers.remove(line.channel.fileno())  # its doorbell tells the rest
             return
-        if isinstance(message, protocol.LeaseRequest):
-            if readable(line.messages.descriptor, 0.0):  # what it said before it asked
-                self._from_doorbell(line)
-            if line.leaving and not line.gone:
-                line.say(protocol.LeaseReply(stop=True))
-            elif not line.gone:
-                if self._peers is not None:
-                    self._peers.settle(concluded=False)
-                self._program.lease(line.worker, line.incarnation, message, time.monotonic())
-            return
-        if isinstance(message, protocol.StateWanted):
-            carried, block = self._memory.state_for(line.worker)
-            line.say(protocol.StateGiven(carried), (block.fd,))
-            block.close()
-            return
-        if isinstance(message, protocol.GroupWanted):
-            line.say(self._group_for(line.worker))
-            return
-        if isinstance(message, protocol.Hello):
-            line.hello = message
-            line.late = self._opening.blocks is not None
-            if self._opening.blocks is not None:  # its model has to be the others'
+        match message:
+            case protocol.LeaseRequest():
+                self._wants_data(line, message)
+            case protocol.StateWanted():
+                carried, block = self._machine.state_for(line.worker)
+                line.say(protocol.StateGiven(carried), (block.fd,))
+                block.close()
+            case protocol.GroupWanted():
+                line.say(self._group_for(line.worker))
+            case protocol.Hello() | protocol.Ready():
                 try:
-                    self._opening.blocks.check(message)
+                    self._arrivals.prepares(line, message)
                 except PlesioError as error:
                     self._refuse(line, error)
-                    return
-        else:
-            line.ready = True
-        if not self._program.begun:
-            self._begin()
-        elif line.ready:
-            self._late.append(line)
-        else:
-            line.say(*self._memory.blocks.welcome(first=False))
+
+    def _wants_data(self, line: Line, request: protocol.LeaseRequest) -> None:
+        if readable(line.messages.descriptor, 0.0):  # what it said before it asked
+            self._from_doorbell(line)
+        if line.leaving and not line.gone:
+            line.say(protocol.LeaseReply(stop=True))
+        elif not line.gone:
+            if self._peers is not None:
+                self._peers.settle(concluded=False)
+            self._program.lease(line.worker, line.incarnation, request, time.monotonic())
 
     def _group_for(self, worker: int) -> protocol.GroupGiven:
         """Where workers meet for collectives of torch's, and who is left."""
@@ -322,19 +292,6 @@ class Server(Replies):
         ended = tuple(line.worker for line in lines if line.finished)
         awaited = worker in self._program.sequencer.waited_for
         return protocol.GroupGiven(self._store.port, died, ended, awaited, self._program.stopping)
-
-    def _seat_late(self) -> None:
-        """Let those take part that came late, once what the one before has left in their slot is folded."""
-        for line in [one for one in self._late if one.gone or not self._program.sequencer.holds_slot_of(one.worker)]:
-            self._late.remove(line)
-            if not line.gone:
-                self._joined(line, time.monotonic())
-
-    def _joined(self, line: Line, now_s: float) -> None:
-        """A worker takes part. The run has one more, if nobody was to have that seat."""
-        if line.worker >= self._program.sequencer.workers and not line.leaving:
-            self._program.scale(line.worker + 1, now_s)
-        self._program.joined(line.worker, line.incarnation, now_s, line.hello.at if line.hello is not None else None)
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -350,9 +307,6 @@ class Server(Replies):
             messages = None
         if messages is None:
             self._lost(line)
-
-    def _mirror_filled(self, worker: int, incarnation: int, mirror: protocol.MirrorFilled, now_s: float) -> None:
-        self._snapshots.mirrored(self._memory, mirror.number)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._line(worker).finished = True
@@ -372,59 +326,41 @@ class Server(Replies):
         elif self._program.begun:
             self._program.left(line.worker, line.incarnation, died, now_s)
         else:
-            self._begin()
+            self._arrivals.proceed()
 
     def _close(self, line: Line) -> None:
-        self._unwatch(line.messages.descriptor)
-        self._unwatch(line.channel.fileno())
+        self._handlers.remove(line.messages.descriptor)
+        self._handlers.remove(line.channel.fileno())
         line.close()
 
-    # Beginning
-
-    def _begin(self) -> None:
-        """Training is one step nearer; when every live worker is ready it begins."""
-        self._opening.proceed(self._program.stopping)
-        blocks = self._opening.blocks
-        if blocks is None or not self._opening.complete:
-            return
-        now_s, machine = time.monotonic(), Machine(blocks)
-        try:
-            self._program.begin(machine, now_s)
-        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
-            self._program.trouble(None, str(error), str(error), type(error).__name__)
-            return
-        self._machine = machine
+    def _begun(self, machine: Machine, now_s: float) -> None:
+        self._machine, blocks = machine, machine.blocks
         self._meter.begin(now_s)
         self._tell_engine(Begun())
-        lines = [line for line in self._lines if line is not None]
         if not blocks.folds:
+            lines = [line for line in self._lines if line is not None]
             host = self._listening.host if self._listening is not None else LOOPBACK
             self._peers = Peers(self._program, lines, blocks, self._timeout_s, host, now_s)
             self._hear |= self._peers.hear
-        for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
-            if line.gone:
-                self._program.left(line.worker, line.incarnation, not line.finished, now_s)
-            else:
-                self._joined(line, now_s)
         self._snapshots.serve(machine)
 
     # Ending
 
     def _finish(self) -> None:
-        program, machine = self._program, self._machine
-        lost = ""
+        program, lost = self._program, ""
         if self._peers is not None:
             self._peers.settle(concluded=True)
             lost = self._peers.lost_weights()
         program.end(time.monotonic())
-        if machine is None:
-            self._tell_engine(program.figures(time.monotonic()))
+        if not program.begun:
+            self._engine.send(program.figures(time.monotonic()))
             return
+        machine = self._machine
         self._snapshots.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
         program.close(time.monotonic())
         figures = program.figures(time.monotonic(), lies, machine.blocks.model, lost)
-        self._tell_engine(figures, (machine.blocks.ring_descriptor,))
+        self._engine.send(figures, (machine.blocks.ring_descriptor,))
 
     def _tell(self, message: Trouble | Writing) -> None:
         """Tell the engine; what happened is put on record, too."""
@@ -436,15 +372,10 @@ class Server(Replies):
     def _journal_ends(self, error: JournalError) -> None:
         self._program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
-    def _tell_engine(self, message: object, descriptors: tuple[int, ...] = ()) -> None:
+    def _tell_engine(self, message: Begun | Progress | Trouble | Writing) -> None:
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
-        try:
-            if isinstance(message, Final):
-                self._engine.send(message, descriptors)
-            elif self._engine.has_room or not isinstance(message, Progress):
-                self._engine.send_in_time(message)
-        except ChannelClosedError:
-            raise SystemExit(0) from None
+        if self._engine.has_room or not isinstance(message, Progress):
+            self._engine.send_in_time(message)
 
 
 def main(job: Job, descriptors: list[int]) -> None:
@@ -462,4 +393,5 @@ def main(job: Job, descriptors: list[int]) -> None:
     if job.listening is None:
         for worker in range(job.config.workers):
             lines[worker] = Line.open(worker, job.incarnation, rest)
-    Server(job, engine, evaluator, lines, writer).run()
+    with suppress(ChannelClosedError):  # the engine is gone, and with it whoever wanted the result
+        Server(job, engine, evaluator, lines, writer).run()

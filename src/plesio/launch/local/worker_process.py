@@ -19,21 +19,8 @@ from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.returned import packed
 from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
+from plesio.protocol import worker as messages
 from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
-from plesio.protocol.worker import (
-    GroupGiven,
-    GroupWanted,
-    Hello,
-    LeaseReply,
-    LeaseRequest,
-    Ready,
-    Refused,
-    Regrouped,
-    StateGiven,
-    StateWanted,
-    ToWorker,
-    Welcome,
-)
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import device_of
@@ -61,7 +48,7 @@ class ProcessContext(Participation):
         rank: int,
         server_pid: int,
         engine: Channel[object],
-        server: Channel[Welcome | Refused | LeaseReply | Regrouped],
+        server: Channel[messages.ToWorker],
         doorbell: Doorbell,
     ) -> None:
         config, seed = job.config, job.config.seeded
@@ -77,19 +64,16 @@ class ProcessContext(Participation):
         self._server = server
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """Tell the engine, in time: nobody waits for one that was stopped."""
         self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:
         self._engine.send_in_time(Visited(visits))
 
     def stop(self, why: str) -> None:
-        """Tell the engine; if it is gone, the run is over anyway."""
-        with suppress(ChannelClosedError):
+        with suppress(ChannelClosedError):  # the run is over anyway
             self._engine.send(StopRequest(why))
 
-    def _seated(self, given: Taking, hello: Hello, carried: Carried | None) -> Place:
-        """Where the run's memory is mapped in this process."""
+    def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
         device = device_of(given.model)
         if device.type != "cpu" and self._strategy.via.in_shared_memory:
             raise ConfigurationError(
@@ -98,7 +82,7 @@ class ProcessContext(Participation):
             )
         with suppress(ChannelClosedError):  # the answer's end of file tells
             self._server.send(hello)
-        welcome, descriptors = self._received(Welcome, "every worker to prepare its model")
+        welcome, descriptors = self._received(messages.Welcome, "every worker to prepare its model")
         layout, seats = Layout(hello.model.specs), self._job.config.seats
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
         versions = arenas(block, layout, welcome.buffers)
@@ -128,13 +112,12 @@ class ProcessContext(Participation):
         )
 
     def _ready(self, place: Place) -> None:
-        self._server.send(Ready())
+        self._server.send(messages.Ready())
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
         return self._received(kind, waiting_for)[0]
 
     def _received(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
-        """The server's next message, and its descriptors."""
         try:
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         except ChannelClosedError:
@@ -144,17 +127,16 @@ class ProcessContext(Participation):
             ) from None
         return self._expected(kind, reply), descriptors
 
-    def _leased(self, request: LeaseRequest) -> LeaseReply:
+    def _leased(self, request: messages.LeaseRequest) -> messages.LeaseReply:
         with suppress(ChannelClosedError):  # the answer's end of file tells
             self._server.send(request)
-        reply = self._ask(LeaseReply, f"data of epoch {request.epoch}")
+        reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         return reply
 
     def _state(self, layout: Layout) -> tuple[Carried, SharedBlock]:
-        """The state of the optimizer at the server."""
-        self._server.send(StateWanted())
-        given, descriptors = self._received(StateGiven, "the optimizer's state")
+        self._server.send(messages.StateWanted())
+        given, descriptors = self._received(messages.StateGiven, "the optimizer's state")
         return given.carried, SharedBlock(descriptors[0], layout.nbytes * len(given.carried.keys) or PAGE)
 
     def group(self) -> AbstractContextManager[None]:
@@ -163,9 +145,9 @@ class ProcessContext(Participation):
             return nullcontext()
         return default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s)
 
-    def _group_given(self) -> GroupGiven:
-        self._server.send(GroupWanted())
-        return self._ask(GroupGiven, "who is left for a collective")
+    def _group_given(self) -> messages.GroupGiven:
+        self._server.send(messages.GroupWanted())
+        return self._ask(messages.GroupGiven, "who is left for a collective")
 
     def _make_way(self) -> bool:
         return self._exchange is not None and self._exchange.make_way()
@@ -176,7 +158,7 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     torch.set_num_threads(job.threads)
     begin_with(job.config.seeded, job.sources)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
-    server: Channel[Any] = Channel.attach(descriptors[1], ToWorker, "the server")
+    server: Channel[Any] = Channel.attach(descriptors[1], messages.ToWorker, "the server")
     doorbell = Doorbell(descriptors[2], descriptors[3], rank)
     keep_to_itself(descriptors, engine, server)
     speak_as(rank, job.config.workers, job.log_level)

@@ -79,11 +79,11 @@ def place(address: str | None, rank: int | None, environment: Mapping[str, str] 
     ('10.0.0.1', 7070, -1)
     """
     given = address or environment.get("PLESIO_JOIN")
-    if given and given.startswith("ray:"):  # set by plesio.launch.remote.ray_backend
-        return Place("", 0, _number(environment, "PLESIO_RANK", -1) if rank is None else rank, actor=given[4:])
     if given:
-        host, port = host_and_port(given.removeprefix("tcp://"), "address=" if address else "PLESIO_JOIN=")
         seat = _number(environment, "PLESIO_RANK", -1) if rank is None else rank
+        if given.startswith("ray:"):  # set by plesio.launch.remote.ray_backend
+            return Place("", 0, seat, actor=given.removeprefix("ray:"))
+        host, port = host_and_port(given.removeprefix("tcp://"), "address=" if address else "PLESIO_JOIN=")
         return Place(host, port, seat, far=given.startswith("tcp://"))
     if "TORCHELASTIC_RUN_ID" in environment:
         return _of_torchrun(environment)
@@ -99,14 +99,14 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place:
             "tell the others where the head is: take --rdzv-backend c10d, or start plesio serve and set PLESIO_JOIN"
         )
     number, workers = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-    host = _text(environment, "MASTER_ADDR")  # that of rank 0's agent
+    host = environment["MASTER_ADDR"]  # that of rank 0's agent
     return Place(
         LOOPBACK if _number(environment, "LOCAL_WORLD_SIZE") == workers else host,
         0,
         number,
         workers,
         starts=number == 0,
-        store=f"{host}:{_text(environment, 'MASTER_PORT')}",
+        store=f"{host}:{environment['MASTER_PORT']}",
         key=f"plesio/head/{environment['TORCHELASTIC_RUN_ID']}",
     )
 
@@ -166,12 +166,6 @@ def _from_file(path: Path) -> str:
     if path.stat().st_mode & 0o077:
         raise ConfigurationError(f"others may read {path}, which holds the token: chmod 600 {path}")
     return path.read_text().strip()
-
-
-def _text(environment: Mapping[str, str], name: str) -> str:
-    if name not in environment:
-        raise ConfigurationError(f"{name} is not in the environment, though torchrun's other variables are")
-    return environment[name]
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,7 +20,7 @@ import msgspec
 from plesio.config import RunConfig
 from plesio.errors import ServerLostError
 from plesio.launch.job import Listening
-from plesio.launch.local.forkserver import FROM_THE_SAME_PATH
+from plesio.launch.local.forkserver import another_python
 from plesio.launch.remote.find import Place
 from plesio.transport.secure import Credentials
 
@@ -83,17 +82,8 @@ def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] 
         ServerLostError: it cannot listen, or not do what it is told.
     """
     ours, theirs = os.pipe()
-    head = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"{FROM_THE_SAME_PATH}from plesio.launch.remote.head_process import main; main({theirs})",
-        ],
-        stdin=subprocess.PIPE,
-        pass_fds=[theirs],
-        start_new_session=True,
-        env={**os.environ, "PLESIO_PATH": os.pathsep.join(one for one in sys.path if isinstance(one, str))},
-    )
+    program = f"from plesio.launch.remote.head_process import main; main({theirs})"
+    head = another_python(program, theirs, environment=os.environb, stdin=subprocess.PIPE)
     head.returncode = 0  # `Head.wait` asks for it; Popen need not warn of a process that is still there
     os.close(theirs)
     assert head.stdin is not None

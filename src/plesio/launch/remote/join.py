@@ -120,9 +120,7 @@ def join(
         return RemoteContext(Link(dial, knock, rejoin_s))
 
     target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
-    context: NeighbourContext | RemoteContext = persist(
-        enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target
-    )
+    context = persist(enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     seed_everything(context.seed)
     worker = Worker(context)
     here = processes_here(context.workers, isinstance(context, NeighbourContext))
@@ -148,17 +146,19 @@ def join(
 
 def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Callable[[], Head]:
     """How to find the head. If this process is to start it, it is there when this returns."""
-    if where.actor:
-        return lambda: _of_actor(_by_now(where), token_of(token))
     if where.store and not where.starts:
         return lambda: torchrun.head_in_store(where)
     if where.store:
-        head = torchrun.tell_of_head(where, lambda: start(given_token(token) or secrets.token_hex()))
-    elif where.starts:
-        head = start(token_of(token))
-    else:
-        head = Head(where.host, where.port, token_of(token))
-    return lambda: head
+        told = torchrun.tell_of_head(where, lambda: start(given_token(token) or secrets.token_hex()))
+        return lambda: told
+    secret = token_of(token)
+    head = start(secret) if where.starts else None
+
+    def find() -> Head:
+        now = _by_now(where)
+        return head or Head(now.host, now.port, secret, credentials=now.credentials)
+
+    return find
 
 
 def _by_now(where: Place) -> Place:
@@ -170,12 +170,7 @@ def _by_now(where: Place) -> Place:
     return found(where)
 
 
-def _of_actor(where: Place, token: str) -> Head:
-    return Head(where.host, where.port, token, credentials=where.credentials)
-
-
 def _knock(config: RunConfig, where: Place, options: dict[str, Any], strategy: bool) -> remote.Knock:
-    """What to say at the head's door: the settings that were given, as its document has them."""
     document = config.as_document()["run"]
     return remote.Knock(
         who=f"{socket.gethostname()}:{os.getpid()}",
@@ -201,7 +196,7 @@ class NeighbourContext(ProcessContext):
             self.hang_up()
 
     def drop(self) -> None:
-        """This process was told to end in the middle of anything: to the run that is a death."""
+        """End in the middle of anything: to the run that is a death."""
         self.hang_up()
 
     def over(self, failed: Failed | None = None) -> None:

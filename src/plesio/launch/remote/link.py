@@ -40,7 +40,6 @@ GLANCE_S = 0.01
 """and how often it is looked whether they have come."""
 T = TypeVar("T")
 decode: Callable[[bytes], remote.ToNewcomer] = decoder_of(remote.ToNewcomer)
-NOWHERE: Callable[[Frame], Sequence[memoryview]] = lambda frame: ()  # noqa: E731
 
 
 class Reseated(Exception):
@@ -52,12 +51,7 @@ class TakenError(ConfigurationError):
 
 
 class Link:
-    """The connection of one worker.
-
-    Args:
-        dial: connects with the head, showing a ticket (of 16 zeros: none), and proves that this is no stranger.
-        knock: what to say there.
-        rejoin_s: how long to try after the connection was lost.
+    """The connection of one worker. `dial` connects with the head and proves that this is no stranger.
 
     Raises:
         OSError, ConnectionLostError: nobody is there; it may be tried again.
@@ -77,25 +71,19 @@ class Link:
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
         self._pulse = Pulse(self._keep)
 
-    def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
-        """Send; if the connection is lost, the frame is sent again on the next.
+    # Both raise Reseated or ServerLostError where the connection was lost for too long
 
-        Raises:
-            Reseated, ServerLostError: it was lost for too long.
-        """
+    def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
+        """Send; if the connection is lost, the frame is sent again on the next."""
         connection = self._session.connection
         try:
             self._session.send(kind, body, payload)
         except ConnectionLostError:
             self._reconnect(connection)
 
-    def receive(self, timeout_s: float, place: Callable[[Frame], Sequence[memoryview]] = NOWHERE) -> Frame | None:
-        """The next frame, with its payload where `place`, which is shown each frame, says; None if none came in time.
-
-        Raises:
-            Reseated, ServerLostError: the connection was lost for too long.
-            PlesioError: the head hangs up, and says why.
-        """
+    def receive(self, timeout_s: float, place: Callable[[Frame], Sequence[memoryview]]) -> Frame | None:
+        """The next frame, with its payload where `place`, which is shown each frame, says; None if none came in time. Raises what
+        the head says when it hangs up."""
         end_s = time.monotonic() + timeout_s
         while True:
             connection = self._session.connection
@@ -116,10 +104,6 @@ class Link:
             if time.monotonic() >= end_s:
                 return None
 
-    def fileno(self) -> int:
-        """The descriptor; -1 while there is no connection."""
-        return self._session.fileno()
-
     def part(self, kind: Kind, body: bytes) -> None:
         """Say this last, see that all has come, and hang up. A seat that is lost by then is not taken again."""
         if self._refused:
@@ -130,7 +114,7 @@ class Link:
         with suppress(Reseated, PlesioError, ConnectionLostError):  # nobody is left to tell
             self.send(kind, body)
             while self._session.unacknowledged and time.monotonic() < end_s:
-                self.receive(GLANCE_S)  # the word of it is in the head of a beat
+                self.receive(GLANCE_S, lambda frame: ())  # the word of it is in the head of a beat
             self._session.send(Kind.SESSION, encode(remote.Parted()))
         self.close()
 
@@ -148,36 +132,30 @@ class Link:
             self._session.beat()
         elif self._reconnecting.acquire(blocking=False):
             try:
-                wire = self._dial(
-                    self.seated.ticket
-                )  # first: a head that is gone may have said why, which is still to be read
+                # first: a head that is gone may have said why, which is still to be read
+                wire = self._dial(self.seated.ticket)
                 self._session.close()
                 self._resume(wire)
             finally:
                 self._reconnecting.release()
 
     def _reconnect(self, lost: Wire | None) -> None:
-        """Go on over a new connection than the one that is `lost`.
-
-        Raises:
-            Reseated: the seat was given up meanwhile; there is another, unless the worker parts.
-        """
+        """Go on over a new connection than the one that is `lost`."""
         with self._reconnecting:
             if self._session.connection in (None, lost):  # else the other thread was quicker
                 self._session.close()
                 persist(self._come_back, self._rejoin_s, self._session.peer)
 
     def _come_back(self) -> None:
-        """Go on with the deputy where it was or, if it is gone, take a seat anew; raises `Reseated` then."""
-        if self._resume():
+        """Go on with the deputy where it was. If it is gone, take a seat anew (unless the worker parts) and raise `Reseated`."""
+        if self._resume(self._dial(self.seated.ticket)):
             return
         if not self._parting:
             self._take_seat()
         raise Reseated
 
-    def _resume(self, wire: Wire | None = None) -> bool:
+    def _resume(self, wire: Wire) -> bool:
         """Go on with the deputy where it was; False if it is gone."""
-        wire = wire or self._dial(self.seated.ticket)
         reply = _answer_to(remote.Resume(self._session.received), wire)
         if not isinstance(reply, remote.Resumed):
             wire.close()
@@ -200,7 +178,7 @@ class Link:
 
 def _let_go(link: Link | None) -> None:
     """In a process that the training function forked: an open copy of the socket would hide this worker's end from the head."""
-    if link is not None and (descriptor := link.fileno()) >= 0:
+    if link is not None and (descriptor := link._session.fileno()) >= 0:
         nowhere = os.open(os.devnull, os.O_RDWR)
         os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)

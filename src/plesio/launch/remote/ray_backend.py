@@ -216,12 +216,7 @@ def _introduce(name: str, token: str) -> None:
 class Head:
     """The actor. The launcher runs in a thread of it; the server and the deputies are its children, and end with it."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        evaluate: Callable[..., Any] | None,
-        listening: Listening,
-    ) -> None:
+    def __init__(self, config: RunConfig, evaluate: Callable[..., Any] | None, listening: Listening) -> None:
         self._config = config
         self._evaluate = evaluate
         self._listening = listening
@@ -244,7 +239,6 @@ class Head:
             return self._standing
 
     def standing(self) -> Standing:
-        """How the run stands."""
         return self._standing
 
     def result(self) -> Any:
@@ -293,9 +287,8 @@ def newest(config: RunConfig) -> Path | None:
 
 # In a worker
 
-_joined: dict[str, str] = {}
-"""The life of the head that this process last found, by the actor's name."""
-_credentials: dict[str, Credentials] = {}
+_joined: dict[str, tuple[str, Credentials]] = {}
+"""The life of the head that this process last found, and how to talk to it, by the actor's name."""
 
 
 def found(where: Place) -> Place:
@@ -311,14 +304,13 @@ def found(where: Place) -> Place:
     if standing.over:
         raise StopRun("the run is over")
     assert standing.place is not None, "it is under way"
-    if _joined.get(where.actor) != standing.life:
-        if standing.anew and where.actor in _joined:
+    life, credentials = _joined.get(where.actor, ("", None))
+    if life != standing.life:
+        if standing.anew and life:
             raise ServerLostError(ANEW)
-        _joined[where.actor] = standing.life
-        _credentials[where.actor] = _kept(standing.certificates)
-    return dataclasses.replace(
-        standing.place, rank=where.rank, actor=where.actor, credentials=_credentials[where.actor]
-    )
+        credentials = _kept(standing.certificates)
+        _joined[where.actor] = standing.life, credentials
+    return dataclasses.replace(standing.place, rank=where.rank, actor=where.actor, credentials=credentials)
 
 
 def _kept(certificates: Mapping[str, bytes]) -> Credentials:
@@ -349,7 +341,7 @@ def to_the_end() -> Iterator[None]:
     """
     with suppress(StopRun):  # the run was over before it could join
         yield
-    for name, life in _joined.items():  # one, or none
+    for name, (life, _) in _joined.items():  # one, or none
         heard_s = time.monotonic()
         while time.monotonic() - heard_s < REJOIN_S:
             with suppress(ConnectionError):

@@ -23,25 +23,11 @@ from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.remote.link import Link, Reseated
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
+from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import Payloads, copies, cut
 from plesio.protocol.remote import BoardNews
-from plesio.protocol.worker import (
-    A,
-    Answer,
-    Beginning,
-    Contribution,
-    FromWorker,
-    GoOn,
-    Hello,
-    LeaseReply,
-    LeaseRequest,
-    Ready,
-    Refused,
-    Regrouped,
-    ToWorker,
-    Welcome,
-)
+from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.strategy import Strategy
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
@@ -59,12 +45,16 @@ from plesio.worker.warn import warn
 
 M = TypeVar("M")
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
-Said = Welcome | Refused | LeaseReply | Regrouped
-decode_said: Callable[[bytes], Said | BoardNews] = decoder_of(ToWorker | BoardNews)
+decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messages.ToWorker | BoardNews)
 
 
 class RemoteBell:
-    """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages."""
+    """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages.
+
+    Where it waits, it raises `SeatLostError` if the seat is lost, and `DeadlineError` if nothing comes in time.
+    """
+
+    buffer = 0  # of the ring of one
 
     def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False
@@ -74,12 +64,12 @@ class RemoteBell:
         self._pulled = False
         self._worker = worker
         self._answers: deque[Answer] = deque()
-        self._replies: deque[Said] = deque()
+        self._replies: deque[messages.ToWorker] = deque()
         self._hearing = threading.Lock()
         self.news = BoardNews(0, 0)
         """What the server last wrote on the board."""
         self._moving: Sequence[memoryview] = ()
-        self._came: Answer | Said | BoardNews | None = None  # with the last frame
+        self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
@@ -90,16 +80,14 @@ class RemoteBell:
         self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
         self._moving = cut(self._packed.memory.numpy().data, payloads.shown)
 
-    def send(self, message: FromWorker) -> None:
-        """Tell the server."""
-        spans = self._payloads.spans(message) if isinstance(message, Contribution) else ()
+    def send(self, message: messages.FromWorker) -> None:
+        spans = self._payloads.spans(message) if isinstance(message, messages.Contribution) else ()
         self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
 
     def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
         return ring.first
 
-    def show(self, message: FromWorker) -> None:
-        """Tell the server of what was written into the ring, and send that."""
+    def show(self, message: messages.FromWorker) -> None:
         self.say(FrameKind.DOORBELL, message, [self._ring])
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
@@ -120,12 +108,6 @@ class RemoteBell:
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
-        """Wait for the next answer, after doing what can be done `meanwhile`.
-
-        Raises:
-            SeatLostError: the seat is lost.
-            DeadlineError: nothing came in time.
-        """
         meanwhile()
         phase = f"waited for the answer to contribution {number} (computed from version {version})"
         answer = self._next(self._answers, timeout_s, phase)
@@ -147,13 +129,8 @@ class RemoteBell:
             finally:
                 self._hearing.release()
 
-    def reply(self, timeout_s: float, waiting_for: str) -> Said:
-        """Wait for the next message on the channel.
-
-        Raises:
-            SeatLostError: the seat is lost.
-            DeadlineError: nothing came in time.
-        """
+    def reply(self, timeout_s: float, waiting_for: str) -> messages.ToWorker:
+        """Wait for the next message on the channel."""
         return self._next(self._replies, timeout_s, f"waited for {waiting_for}")
 
     def _next(self, queue: deque[M], timeout_s: float, phase: str) -> M:
@@ -174,11 +151,11 @@ class RemoteBell:
             self._hear(left_s)
 
     def _hear(self, timeout_s: float) -> None:
-        """Take one frame, if one comes in time."""
         with self._hearing:
             self._take(timeout_s)
 
     def _take(self, timeout_s: float) -> None:
+        """Take one frame, if one comes in time."""
         try:
             frame = self._link.receive(timeout_s, self._place)
         except Reseated:
@@ -191,10 +168,10 @@ class RemoteBell:
             self._pulled = True
         elif isinstance(came, BoardNews):
             self.news = came
-        elif isinstance(came, Said):
-            self._replies.append(came)
-        else:
+        elif isinstance(came, Answer):
             self._answers.append(came)
+        else:
+            self._replies.append(came)
 
     def _place(self, frame: Frame) -> Sequence[memoryview]:
         """Read the message, and say where its payload belongs."""
@@ -211,11 +188,7 @@ class RemoteBell:
 
 
 class RemoteContext(Participation):
-    """The context of a worker on another host.
-
-    Args:
-        link: the connection with its deputy.
-    """
+    """The context of a worker on another host; `link` is the connection with its deputy."""
 
     def __init__(self, link: Link) -> None:
         terms, rank = link.seated.terms, link.seated.worker
@@ -230,17 +203,15 @@ class RemoteContext(Participation):
         self._asks = False  # for data
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        """Tell the launcher."""
         self._bell.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:
         self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visits))
 
     def stop(self, why: str) -> None:
-        """Tell the launcher."""
         self._bell.say(FrameKind.LAUNCHER, launcher.StopRequest(why))
 
-    def _seated(self, given: Taking, hello: Hello, carried: Carried | None) -> Place:
+    def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
         """Memory of our own. The server hears of us once all else is there."""
         strategy, layout = self._strategy, Layout(hello.model.specs)
         ring, slot = Arena.private(layout), Arena.private(layout)
@@ -253,26 +224,24 @@ class RemoteContext(Participation):
         return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board)
 
     def _ready(self, place: Place) -> None:
-        self._take_part(place.initial)
-
-    def _take_part(self, initial: Sequence[Arena]) -> None:
-        """Introduce the worker to the server, until that comes to an end without losing the seat; the first one hands over the
-        initial weights, and what its optimizer held."""
         while True:
-            self._bell.reseated = False
             with suppress(SeatLostError):
-                return self._introduce(initial)
+                return self._introduce(place.initial)
 
     def _introduce(self, initial: Sequence[Arena]) -> None:
+        """Introduce the worker to the server; the first one hands over the initial weights, and what its optimizer held."""
+        self._bell.reseated = False
         self._bell.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
         self._bell.say(FrameKind.CHANNEL, self._hello)
-        welcome = self._ask(Welcome, "every worker to prepare its model")
+        welcome = self._ask(messages.Welcome, "every worker to prepare its model")
         self._bell.say(
-            FrameKind.CHANNEL, Ready(), [arena.memory.numpy().data for arena in initial] if welcome.first else ()
+            FrameKind.CHANNEL,
+            messages.Ready(),
+            [arena.memory.numpy().data for arena in initial] if welcome.first else (),
         )
 
     def _rejoin(self) -> Beginning:
-        """Introduce the worker anew, until that comes to an end without losing the seat again."""
+        """Introduce the worker anew, until it can go on from a version."""
         assert self._exchange is not None and self._used is not None, "a seat is lost during training"
         replica = self._exchange.replica
         weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
@@ -281,18 +250,18 @@ class RemoteContext(Participation):
         if self._begun_s is not None:
             self._hello = replace(self._hello, at=self.state.at(self._used.batches, self._asks))
         while True:
-            self._take_part([weights, *self._carried])
             with suppress(SeatLostError):
+                self._introduce([weights, *self._carried])
                 beginning = self._bell.answer(Beginning, self._timeout_s, 0, 0)
                 break
         if beginning.version < self.state.version:
             warn(f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted")
         return beginning
 
-    def _leased(self, request: LeaseRequest) -> LeaseReply:
+    def _leased(self, request: messages.LeaseRequest) -> messages.LeaseReply:
         self._asks = True
         self._bell.say(FrameKind.CHANNEL, request)
-        reply = self._ask(LeaseReply, f"data of epoch {request.epoch}")
+        reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         self._asks = False
         return reply

@@ -1,0 +1,75 @@
+"""How workers come to take part: all at the beginning (`plesio.server.opening`), and late ones while the others train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from plesio.errors import PlesioError
+from plesio.memory.machine import Machine
+from plesio.protocol.worker import Hello, Ready
+from plesio.server.lines import Line
+from plesio.server.opening import Opening
+from plesio.server.program import Program
+
+
+class Arrivals:
+    """The workers at `lines`; `begun` is called when training begins, before any of them takes part."""
+
+    def __init__(
+        self, lines: list[Line | None], opening: Opening, program: Program, begun: Callable[[Machine, float], None]
+    ) -> None:
+        self._lines = lines
+        self._opening = opening
+        self._program = program
+        self._begun = begun
+        self._late: list[Line] = []  # ready, while the others train
+
+    def prepares(self, line: Line, message: Hello | Ready) -> None:
+        """A worker is nearer to taking part; raises `PlesioError` if its model is not the others'."""
+        blocks = self._opening.blocks
+        if isinstance(message, Ready):
+            line.ready = True
+        else:
+            line.hello, line.late = message, blocks is not None
+            if blocks is not None:
+                blocks.check(message)
+        if not self._program.begun:
+            self.proceed()
+        elif line.ready:
+            self._late.append(line)
+        elif blocks is not None:
+            line.say(*blocks.welcome(first=False))
+
+    def proceed(self) -> None:
+        """When every live worker is ready, training begins."""
+        self._opening.proceed(self._program.stopping)
+        blocks = self._opening.blocks
+        if blocks is None or not self._opening.complete:
+            return
+        now_s, machine = time.monotonic(), Machine(blocks)
+        try:
+            self._program.begin(machine, now_s)
+        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
+            self._program.trouble(None, str(error), str(error), type(error).__name__)
+            return
+        self._begun(machine, now_s)
+        lines = [line for line in self._lines if line is not None]
+        for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
+            if line.gone:
+                self._program.left(line.worker, line.incarnation, not line.finished, now_s)
+            else:
+                self._join(line, now_s)
+
+    def seat_late(self) -> None:
+        """Let those take part that came late, once what the one before has left in their slot is folded."""
+        for line in [one for one in self._late if one.gone or not self._program.sequencer.holds_slot_of(one.worker)]:
+            self._late.remove(line)
+            if not line.gone:
+                self._join(line, time.monotonic())
+
+    def _join(self, line: Line, now_s: float) -> None:
+        """A worker takes part. The run has one more, if nobody was to have that seat."""
+        if line.worker >= self._program.sequencer.workers and not line.leaving:
+            self._program.scale(line.worker + 1, now_s)
+        self._program.joined(line.worker, line.incarnation, now_s, line.hello.at if line.hello is not None else None)
