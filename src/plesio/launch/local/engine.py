@@ -6,7 +6,6 @@ workers are done, a target, a budget, an error, Ctrl-C), it asks the others to e
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import socket
@@ -71,7 +70,7 @@ class LocalEngine:
         self._seats = Seats(self._job, self._processes, self._listen)
         self._live.scaler = self._scale
         if self._job.keeping.folder:
-            self._live.keeper = self._keep
+            self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
             with descriptors_for(self._job.config.seats):
                 # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
@@ -127,7 +126,9 @@ class LocalEngine:
                 sender = self._by_descriptor.get(descriptor)
                 if sender is None:
                     poller.unregister(descriptor)
-                    self._fork_server_died(fork_server)
+                    if self._outcome.final is None:
+                        why = f"{fork_server.lost()}; the run ended with it {self._where()}; {self._what_is_left()}"
+                        self._fail(ServerLostError(why))
                 elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_workers_out` may have read it
                     poller.unregister(descriptor)
                     if sender is not self._processes.server:  # which may still be written to
@@ -160,11 +161,6 @@ class LocalEngine:
             self._happened(None, what, final.wall_s)
         return True
 
-    def _fork_server_died(self, fork_server: ForkServer) -> None:
-        why = f"{fork_server.lost()}; the run ended with it {self._where()}; {self._what_is_left()}"
-        if self._outcome.final is None:
-            self._fail(ServerLostError(why))
-
     def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
         try:
@@ -194,10 +190,9 @@ class LocalEngine:
                     one.began_s = 0.0 if self._job.listening is None else None
                 self._seats.begun = True
                 log.info("training began")
-            case launcher.Progress(time_s, version, steps, samples, now):
-                live = self._live
-                live.time_s, live.version, live.steps, live.samples = time_s, version, steps, samples
-                live.workers, live.now = self._seats.workers, now
+            case launcher.Progress():
+                self._live.workers = self._seats.workers
+                self._stands(message.time_s, message)
             case launcher.Logged(time_s, steps, metrics):
                 self._live.logged.update(metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
@@ -246,6 +241,11 @@ class LocalEngine:
                 self._final(message, descriptors)
         return True
 
+    def _stands(self, time_s: float, told: launcher.Progress | launcher.Final) -> None:
+        live = self._live
+        live.time_s, live.version, live.now = time_s, told.version, told.now
+        live.steps, live.samples = told.steps, told.samples
+
     def _hear_workers_out(self) -> None:
         """Read what workers sent before the server's last message: it may say why the run ended, or what they raised."""
         for process in self._processes.workers:
@@ -274,8 +274,8 @@ class LocalEngine:
 
     def _hung_up(self, process: Process) -> None:
         if process is self._processes.server and self._outcome.final is None:
-            why = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}; "
-            error = ServerLostError(f"{why}its own messages, if it left any, are above")
+            died = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}"
+            error = ServerLostError(f"{died}; its own messages, if it left any, are above")
             error.resume = resumable(self._job)
             self._fail(error)
         elif process.title == EVALUATOR_TITLE:
@@ -305,8 +305,7 @@ class LocalEngine:
         if not config.strategy.via.at_server:
             how = "worker 0's training function can save the model"
             return f"the weights are lost ({config.strategy.name} keeps no checkpoints; {how})"
-        place = resumable(self._job)
-        if place is not None:
+        if (place := resumable(self._job)) is not None:
             return f"go on from the last checkpoint with resume={str(place)!r}"
         why = "checkpoint=ps.Checkpoint(...), --checkpoint-every-s on the command line, would have kept them"
         if folder:
@@ -341,21 +340,14 @@ class LocalEngine:
                     self._stopped.add(process.worker)
                     process.kill()
                     if not process.ours:
-                        with contextlib.suppress(ChannelClosedError):
-                            processes.server.channel.send(launcher.Emptied(process.worker))
+                        processes.tell_server(launcher.Emptied(process.worker))
 
     def _scale(self, workers: int) -> None:
         """Whoever watches the run wants so many workers; a run that ends keeps those it has."""
         self._seats.check(workers)
         if not self._stopping and self._outcome.final is None:
-            with contextlib.suppress(ChannelClosedError):  # the server's end is told as such
-                self._seats.scale(workers)
+            self._seats.scale(workers)
             self._live.workers = self._seats.workers
-
-    def _keep(self) -> None:
-        """Whoever watches the run wants a checkpoint."""
-        with contextlib.suppress(ChannelClosedError):
-            self._processes.server.channel.send(launcher.Keep())
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"
@@ -372,21 +364,13 @@ class LocalEngine:
             return
         self._patience.ask()
         self._outcome.ended = reason
-        with contextlib.suppress(ChannelClosedError):
-            self._processes.server.channel.send(launcher.Stop())
+        self._processes.tell_server(launcher.Stop())
 
     def _final(self, message: launcher.Final, descriptors: list[int]) -> None:
-        """Take the weights over; the server may go."""
+        """Take the weights over."""
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
-        live = self._live
-        live.time_s, live.version, live.steps, live.samples = (
-            message.wall_s,
-            message.version,
-            message.steps,
-            message.samples,
-        )
-        live.now = message.now
+        self._stands(message.wall_s, message)
         left = {one.left for one in message.workers}
         all_died = "died" in left and left <= {"died", TOLD}
         if message.model is None:

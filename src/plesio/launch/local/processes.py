@@ -21,7 +21,7 @@ from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.unpicklable import culprit
 from plesio.protocol import launcher, remote
-from plesio.transport.channel import Channel, channel_pair, close_quietly
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 
 SERVER, EVALUATOR, WORKER, DOOR, DEPUTY = PRELOAD
 
@@ -101,8 +101,12 @@ class Processes:
 
     @property
     def evaluator(self) -> Process:
-        """The evaluator's."""
         return next(process for process in self.all if process.title == EVALUATOR_TITLE)
+
+    def tell_server(self, message: launcher.ToServer, descriptors: Sequence[int] = ()) -> None:
+        """Tell it, if it is there: its end is noticed elsewhere."""
+        with contextlib.suppress(ChannelClosedError):
+            self.server.channel.send(message, descriptors)
 
     def load(self, job: Job) -> None:
         """Send the job, with all data that the training function refers to, to where they are started."""

@@ -40,13 +40,7 @@ log = logging.getLogger("plesio")
 
 
 class Seats:
-    """The seats of one run.
-
-    Args:
-        job: what is run.
-        processes: all of the run's.
-        watch: told of a process whose messages are to be heard.
-    """
+    """The seats of one run; `watch` is told of a process whose messages are to be heard."""
 
     def __init__(self, job: Job, processes: Processes, watch: Callable[[Process], None]) -> None:
         config = job.config
@@ -83,17 +77,18 @@ class Seats:
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
+        why, for_now = self._unlike(knock) or self._late(knock), False
+        worker = self._free(knock.rank) if not why else None
         with suppress(ChannelClosedError):  # the others do not care
-            refusal = self._unlike(knock) or self._late(knock)
-            worker = self._free(knock.rank) if refusal is None else None
             if worker is not None:
                 self._seat(process, worker, knock)
                 here = sum(not one.gone for one in self._holders.values())
                 log.info("worker %d is %s; %d of %d are here", worker, knock.who, here, self.workers)
-            else:
-                refusal = refusal or self._taken(knock)
-                process.channel.send(refusal)
-                log.info("%s was refused: %s", knock.who, cut(refusal.why))
+                return
+            if not why:
+                why, for_now = self._taken(knock)
+            process.channel.send(remote.Refused("ConfigurationError", why, for_now))
+            log.info("%s was refused: %s", knock.who, cut(why))
 
     def tell(self, error: PlesioError) -> int:
         """Tell workers that somebody else started why the run ended; how many. Where the server is lost, they may come back to
@@ -134,18 +129,15 @@ class Seats:
         """Tell the server who comes; the ends of that worker's line, which `ours` closes here."""
         server_ends, own_ends = line(ours)
         opened = launcher.Opened(worker, self._incarnations[worker])
-        self._processes.server.channel.send(opened, server_ends)
+        self._processes.tell_server(opened, server_ends)
         return own_ends
 
     def _free(self, wish: int) -> int | None:
         """The seat for one that would like `wish` (any, if that is -1)."""
         seats = range(self._job.config.seats)
-        if wish >= 0:
-            found = wish if wish in seats and self._is_free(wish) else None
-        else:
-            empty = [worker for worker in seats[: self.workers] if worker not in self._holders]
-            found = next((worker for worker in (*empty, *seats) if self._is_free(worker)), None)
-        return found
+        empty = [worker for worker in seats[: self.workers] if worker not in self._holders]
+        wanted = (*empty, *seats) if wish < 0 else (wish,)
+        return next((worker for worker in wanted if worker in seats and self._is_free(worker)), None)
 
     # Scaling
 
@@ -166,7 +158,7 @@ class Seats:
         """Have so many from now on."""
         if workers == self.workers:
             return
-        self._processes.server.channel.send(launcher.Scale(workers))
+        self._processes.tell_server(launcher.Scale(workers))
         for process in self._processes.workers:
             process.leaving = process.leaving or (process.worker or 0) >= workers
         new = set(range(self.workers, workers))
@@ -185,7 +177,7 @@ class Seats:
             self._incarnations[worker] += 1
             if older is not None:
                 older.replaced = True
-            with ExitStack() as ours, suppress(ChannelClosedError):  # the server's end is told as such
+            with ExitStack() as ours:
                 self._watch(self._processes.worker(worker, self._open(worker, ours)))
 
     def has_finished(self, process: Process) -> None:
@@ -202,52 +194,43 @@ class Seats:
         if process.worker is not None and self._holders.get(process.worker) is process:
             (self._away.add if is_away else self._away.discard)(process.worker)
 
-    def _taken(self, knock: remote.Knock) -> remote.Refused:
-        workers, for_now = self._job.config.seats, False
+    def _taken(self, knock: remote.Knock) -> tuple[str, bool]:
+        """Why there is no seat for it, and whether that is perhaps only for now."""
+        workers = self._job.config.seats
         if knock.rank >= workers:
-            why = f"worker {knock.rank} has no seat: the run has {workers} workers, 0 to {workers - 1}"
-        elif knock.rank in self.finished:
-            why = f"worker {knock.rank} has finished: its part of the run is over"
-        elif knock.rank >= 0:
+            return f"worker {knock.rank} has no seat: the run has {workers} workers, 0 to {workers - 1}", False
+        if knock.rank in self.finished:
+            return f"worker {knock.rank} has finished: its part of the run is over", False
+        if knock.rank >= 0:
             why = f"worker {knock.rank} is here already: two processes say that they are it; give each its own rank"
-            for_now = True
-        else:
-            why = (
-                f"all {workers} seats are taken or have finished: start the run with more workers, or with workers_max"
-            )
-            for_now = len(self.finished) < workers
-        return remote.Refused("ConfigurationError", why, for_now)
+            return why, True
+        why = f"all {workers} seats are taken or have finished: start the run with more workers, or with workers_max"
+        return why, len(self.finished) < workers
 
-    def _late(self, knock: remote.Knock) -> remote.Refused | None:
+    def _late(self, knock: remote.Knock) -> str:
         """Where workers fold among themselves, what one is told that comes when they do."""
         strategy = self._job.config.strategy
         if strategy.via.at_server or not self.begun:
-            return None
-        why = (
+            return ""
+        return (
             f"{knock.who} comes too late: under {strategy.name} nobody joins once training has begun, and nobody comes back "
             "whose connection was lost for too long; under sync_sgd both can"
         )
-        return remote.Refused("ConfigurationError", why)
 
-    def _unlike(self, knock: remote.Knock) -> remote.Refused | None:
-        """What it was told of the run that is not so; None if all is."""
+    def _unlike(self, knock: remote.Knock) -> str:
+        """What it was told of the run that is not so, if anything."""
         ours = importlib.metadata.version("plesio")
         if (knock.plesio, knock.protocol) != (ours, remote.PROTOCOL):
-            why = (
+            return (
                 f"{knock.who} has plesio {knock.plesio} (protocol {knock.protocol}), the run's head has {ours} "
                 f"({remote.PROTOCOL}): install the same on all hosts"
             )
-            return remote.Refused("ConfigurationError", why)
         run = self._options["run"]
         told = {name: (value, run.get(name)) for name, value in knock.options.items()}
         if knock.strategy is not None:
             told |= _answers(knock.strategy, self._job.config.strategy)
         differing = [f"{name}={theirs!r}, not {mine!r}" for name, (theirs, mine) in told.items() if theirs != mine]
-        if not differing:
-            return None
-        return remote.Refused(
-            "ConfigurationError", f"{knock.who} was told other settings than the run has: {'; '.join(differing)}"
-        )
+        return f"{knock.who} was told other settings than the run has: {'; '.join(differing)}" if differing else ""
 
 
 def _answers(told: Mapping[str, Any], strategy: Strategy) -> dict[str, tuple[object, object]]:
