@@ -119,13 +119,13 @@ class ForkServer:
         with contextlib.suppress(ServerLostError, DeadlineError):
             self._ask(End(grace_s), timeout_s=grace_s + END_S)
 
-    def _ask(self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = START_S) -> Done:
+    def _ask(self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> Done:
         """The answer to it. An exception here (Ctrl-C, a deadline) ends this fork server: the next question would take a
         late answer for its own.
         """
         try:
             self._channel.send(question, descriptors)
-            return self._channel.receive(timeout_s, "the start of processes")[0]
+            return self._channel.receive(timeout_s or START_S, "the start of processes")[0]
         except ChannelClosedError as error:
             raise self.lost() from error
         except BaseException:
