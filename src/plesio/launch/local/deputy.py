@@ -53,23 +53,25 @@ decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages
 class Deputy:
     """Stands in for the worker at the other end of `session`; `pipes`: its ends of the push and the answer pipe."""
 
+    _payloads: Payloads  # once it said Hello
+
     def __init__(
         self,
         job: Job,
         seat: remote.Seated,
         launcher: Channel[remote.ToDeputy],
         server: Channel[Any],
-        pipes: tuple[int, int],
+        pipes: Sequence[int],
         session: Session,
     ) -> None:
         self._job = job
         self._worker = seat.worker
+        self._seats = job.config.seats
         self._launcher = launcher
         self._server = server
         self._push, self._answer = pipes
         self._session = session
         self._order = Order(job.config.strategy)
-        self._known: Payloads | None = None
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
         self._board: Board | None = None
@@ -196,7 +198,7 @@ class Deputy:
             message = msgspec.structs.replace(message, worker=self._worker, model=model)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
-            self._known = Payloads(Layout(message.model.specs), self._job.config.strategy)
+            self._payloads = Payloads(Layout(message.model.specs), self._job.config.strategy)
         self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
@@ -274,15 +276,6 @@ class Deputy:
             payload = cut(shown.read, self._payloads.spans(answer))
         self._session.send(FrameKind.ANSWER, body, payload)
 
-    @property
-    def _payloads(self) -> Payloads:
-        assert self._known is not None, "it said Hello"
-        return self._known
-
-    @property
-    def _seats(self) -> int:
-        return self._job.config.seats
-
 
 def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
     """The block behind a descriptor, cut into `count` arenas' bytes."""
@@ -339,7 +332,7 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
     server: Channel[Any] = Channel.attach(line[0], messages.ToWorker, "the server")
     session = Session(wire, knock.who)
     try:
-        Deputy(job, reply.seated, launcher, server, (line[1], line[2]), session).run()
+        Deputy(job, reply.seated, launcher, server, line[1:], session).run()
     except ProtocolError as error:
         with suppress(ConnectionLostError):
             session.send(FrameKind.SESSION, encode(remote.Refused("PlesioError", f"the head hung up: {error}")))

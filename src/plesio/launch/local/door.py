@@ -23,8 +23,7 @@ from plesio.transport.connect import user_of
 from plesio.transport.limits import CROWDED_S, LOGGED_MAX, PROOF_S, UNPROVEN_MAX
 from plesio.transport.secure import NONCE_BYTES, PROOF_BYTES, RIGHT, TICKET_BYTES, WRONG, mac
 
-TICK_S = 0.05
-"""How often it is looked whose time is up."""
+TICK_S = 0.05  # how often it is looked whose time is up
 
 
 @dataclass(slots=True)
@@ -40,13 +39,8 @@ class Stranger:
 
 
 class Door:
-    """Lets in who knows `token`; `launcher` is told.
-
-    Args:
-        launcher: the channel to the launcher, whose end ends this, too.
-        listening: sockets that listen already: TCP's, and Unix's for workers of this host.
-        token: what is to be proved.
-    """
+    """Lets in who knows `token`, and tells the `launcher`, whose end ends this, too. `listening`: sockets that listen already:
+    TCP's, and Unix's for workers of this host."""
 
     def __init__(self, launcher: Channel[FromDoor], listening: Sequence[socket.socket], token: str) -> None:
         self._launcher = launcher
@@ -57,15 +51,17 @@ class Door:
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         for one in listening:
-            self._poller.register(one, select.POLLIN)
             one.setblocking(False)
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._strangers) >= UNPROVEN_MAX
 
     def run(self) -> None:
         """Until the launcher hangs up."""
         while True:
-            crowded = len(self._strangers) >= UNPROVEN_MAX
             for listener in self._listening:
-                self._poller.modify(listener, 0 if crowded else select.POLLIN)
+                self._poller.register(listener, 0 if self._crowded else select.POLLIN)
             for descriptor, _ in self._poller.poll(TICK_S * 1000 if self._strangers else None):
                 if descriptor == self._launcher.fileno():
                     return
@@ -91,7 +87,6 @@ class Door:
             connection.send(stranger.nonce)
 
     def _hear(self, stranger: Stranger) -> None:
-        """Read what has come of its proof."""
         try:
             got = stranger.connection.recv(PROOF_BYTES - len(stranger.got))
         except BlockingIOError:
@@ -103,18 +98,15 @@ class Door:
             self._turn_away(stranger, "it said nothing that could be a proof")
         elif len(stranger.got) == PROOF_BYTES:
             ticket, proof = stranger.got[:TICKET_BYTES], stranger.got[TICKET_BYTES:]
-            if hmac.compare_digest(proof, mac(self._token, stranger.nonce, ticket)):
+            right = hmac.compare_digest(proof, mac(self._token, stranger.nonce, ticket))
+            with suppress(OSError):  # it has gone meanwhile
+                stranger.connection.send(RIGHT if right else WRONG)
+            if right:
                 self._let_in(stranger, ticket)
             else:
-                self._answer(stranger, WRONG)
                 self._turn_away(stranger, "its token is not the run's")
 
-    def _answer(self, stranger: Stranger, verdict: bytes) -> None:
-        with suppress(OSError):  # it has gone meanwhile
-            stranger.connection.send(verdict)
-
     def _let_in(self, stranger: Stranger, ticket: bytes) -> None:
-        self._answer(stranger, RIGHT)
         stranger.connection.setblocking(True)
         self._launcher.send(Arrived(stranger.address, ticket, stranger.local), [stranger.connection.fileno()])
         self._close(stranger)
@@ -132,8 +124,7 @@ class Door:
 
     def _look_at_the_clock(self) -> None:
         """Close those whose time is up; it is shorter while others wait behind them."""
-        crowded = len(self._strangers) >= UNPROVEN_MAX
-        oldest_s = time.monotonic() - (CROWDED_S if crowded else PROOF_S)
+        oldest_s = time.monotonic() - (CROWDED_S if self._crowded else PROOF_S)
         for stranger in [one for one in self._strangers.values() if one.since_s < oldest_s]:
             self._turn_away(stranger, f"it did not prove to know the token within {PROOF_S:g} s")
 

@@ -97,9 +97,7 @@ class Order:
         if isinstance(message, messages.Hello):
             self._check_model(message)
         elif isinstance(message, messages.Contribution):
-            self._check_rows(message)
-            if message.settings:
-                self._check_settings(message)
+            self._check_contribution(message)
 
     def note(self, message: Said) -> None:
         """It said this, and all that belongs to it has come."""
@@ -169,13 +167,13 @@ class Order:
         if not sound:
             raise ProtocolError("its model or its optimizer cannot be laid out: a size or a number is out of range")
 
-    def _check_rows(self, made: messages.Contribution) -> None:
-        specs = self.hello.model.specs if self.hello is not None else ()
+    def _check_contribution(self, made: messages.Contribution) -> None:
+        assert self.hello is not None, "it contributes"
+        specs = self.hello.model.specs
         if not all(0 <= one.tensor < len(specs) and fits(specs[one.tensor], one) for one in made.rows):
             raise ProtocolError("it sent rows of a tensor that is no table, or more than fit")
-
-    def _check_settings(self, made: messages.Contribution) -> None:
-        assert self.hello is not None, "it contributes"
+        if not made.settings:
+            return
         wanted = [group for one in self.hello.optimizers for group in one.groups]
         groups = decode_groups(made.settings)
         alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
