@@ -12,13 +12,13 @@ from plesio.worker.data.use import DataUse
 
 
 class RecordedWorker(Watcher):
-    """One worker of the recorded run: the greenlet, what it wants, and what the journal has of it from here on.
+    """One worker of the recorded run: the greenlet, what it wants, and what the journal has of it from here on (`upcoming`).
 
     It is also its strategy's answer to `every`: how long it trains on its own.
     """
 
-    def __init__(self, upcoming: deque[JournalEvent]) -> None:
-        self.upcoming = upcoming
+    def __init__(self) -> None:
+        self.upcoming: deque[JournalEvent] = deque()
         self.joins: deque[Joined] = deque()  # of which there are upcoming
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None

@@ -21,7 +21,6 @@ in time that its step was called off) is read from the journal as well.
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from math import nan
@@ -79,11 +78,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         return not self.differs
 
     def __str__(self) -> str:
-        found = (
-            f"differs: {self.differs}"
-            if self.differs
-            else f"bit-identical: {self.versions:,} versions, all computed again"
-        )
+        identical = f"bit-identical: {self.versions:,} versions, all computed again"
+        found = f"differs: {self.differs}" if self.differs else identical
         return f"{found}\n{self.missing}" if self.missing else found
 
 
@@ -198,7 +194,6 @@ class _Checksums(Recorder):
         self.made: dict[int, int] = {}
 
     def told(self, event: events.Event, effects: Sequence[events.Effect], now_s: float, loss: float = nan) -> None:
-        """Versions were made."""
         for effect in effects:
             if isinstance(effect, events.Fold):
                 self.made[effect.version] = self.memory.checksum(effect.version)
@@ -227,14 +222,15 @@ class _Replay(Replies):
         )
         resumed = any(isinstance(one, records.Resumed) for one in journal)
         self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean)
-        self._seats = [RecordedWorker(deque()) for _ in range(head.seats)]
+        self._seats = [RecordedWorker() for _ in range(head.seats)]
         for record in journal:
-            if isinstance(record, records.Received) and isinstance(record.event, WorkerEvent):
-                if record.event.worker >= head.seats:
-                    raise JournalError(f"{journal.path}: {record.event} cannot be in this run of {head.seats} workers")
-                self._seats[record.event.worker].upcoming.append(record.event)
-                if isinstance(record.event, events.Joined):
-                    self._seats[record.event.worker].joins.append(record.event)
+            event = record.event if isinstance(record, records.Received) else None
+            if isinstance(event, WorkerEvent):
+                if event.worker >= head.seats:
+                    raise JournalError(f"{journal.path}: {event} cannot be in this run of {head.seats} workers")
+                self._seats[event.worker].upcoming.append(event)
+                if isinstance(event, events.Joined):
+                    self._seats[event.worker].joins.append(event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
@@ -253,36 +249,28 @@ class _Replay(Replies):
             for seat in self._seats:
                 seat.over()
         weights = self.seating.state_dict if self._program.begun else {}
-        return Replayed(versions=self._same, differs=differs, missing=self._missing(), state_dict=weights)
-
-    def _missing(self) -> str:
-        missing = self._journal.missing
-        if missing is not None:
-            return f"the journal lacks {missing}"
-        return "" if self._journal.complete or self._until is not None else NO_END
+        missing = "" if self._journal.complete or self._until is not None else NO_END
+        if self._journal.missing is not None:
+            missing = f"the journal lacks {self._journal.missing}"
+        return Replayed(versions=self._same, differs=differs, missing=missing, state_dict=weights)
 
     # What the journal says
 
     def _take(self, record: records.Record) -> None:
-        if isinstance(record, records.Received):
-            if isinstance(record.event, (events.Evict, events.Ticked)):
-                if isinstance(record.event, events.Ticked) or self._is_member(record.event):
-                    self._program.receive(events.Ticked(), record.time_s)
-            elif isinstance(record.event, events.Scaled):
-                self._program.scale(record.event.workers, record.time_s)
-            else:
-                self._heard(record.event, record.time_s)
-        elif isinstance(record, records.Resumed):
-            self._resume(record.held)
-        elif isinstance(record, records.Folded):
-            ours = self._checksums.made.pop(record.version, None)
-            if ours != record.checksum:
-                who = ", ".join(f"{one.number} of worker {one.worker}" for one in record.members)
-                what = f"made of contribution {who}, the weights are not the same"
-                raise _DifferentError(what if ours is not None else "it was not made here")
-            self._same = record.version
-        elif isinstance(record, records.Ended) and self._checksums.memory.digest() != record.weights_hash:
-            raise _DifferentError("all versions looked the same, but the final weights differ")
+        match record:
+            case records.Received(time_s, event):
+                if isinstance(event, events.Scaled):
+                    self._program.scale(event.workers, time_s)
+                elif not isinstance(event, (events.Evict, events.Ticked)):
+                    self._heard(event, time_s)
+                elif isinstance(event, events.Ticked) or self._is_member(event):
+                    self._program.receive(events.Ticked(), time_s)
+            case records.Resumed():
+                self._resume(record.held)
+            case records.Folded():
+                self._compare(record)
+            case records.Ended() if self._checksums.memory.digest() != record.weights_hash:
+                raise _DifferentError("all versions looked the same, but the final weights differ")
         answered, self._answered = self._answered, []
         for seat, answer in answered:  # they run up to their next requests
             if seat.worker is not None and not seat.lost:
@@ -291,6 +279,14 @@ class _Replay(Replies):
     def _is_member(self, evict: events.Evict) -> bool:
         """Whether that is still to be done: the event before it may have led to it."""
         return self._program.sequencer.members.seat(evict.worker, evict.incarnation) is not None
+
+    def _compare(self, folded: records.Folded) -> None:
+        ours = self._checksums.made.pop(folded.version, None)
+        if ours != folded.checksum:
+            who = ", ".join(f"{one.number} of worker {one.worker}" for one in folded.members)
+            what = f"made of contribution {who}, the weights are not the same"
+            raise _DifferentError(what if ours is not None else "it was not made here")
+        self._same = folded.version
 
     def _resume(self, held: tuple[int, ...]) -> None:
         """The run was interrupted after its checkpoint; do what restoring that does. `held`: whose own state came back."""
@@ -370,15 +366,13 @@ class _Replay(Replies):
         return self.seating.memory.whole(GoOn(version, False, events.Verdict.TAKEN))
 
     def _otherwise(self, seat: RecordedWorker, event: WorkerEvent) -> _DifferentError:
-        worker = seat.worker
-        if worker is not None and worker.error is not None:
-            return _DifferentError(f"the journal has {event}; here {worker.error}")
-        return _DifferentError(f"the journal has {event}; here worker {event.worker} wants {seat.request}")
+        error = seat.worker.error if seat.worker is not None else None
+        here = error or f"worker {event.worker} wants {seat.request}"
+        return _DifferentError(f"the journal has {event}; here {here}")
 
-    # What workers are answered; the run was not refused anything, or the journal would not have it
+    # What workers are answered when the event is dealt with. The run was not refused anything, or the journal would not have it
 
     def granted(self, grant: events.Grant, answer: Located) -> float:
-        """It goes on when the event is dealt with."""
         self._answered.append((self._seats[grant.worker], answer))
         return 0.0
 
@@ -387,17 +381,16 @@ class _Replay(Replies):
         self._seats[cancel.worker].called_off.append(answer)
 
     def leased(self, worker: int, reply: LeaseReply) -> None:
-        """It goes on when the event is dealt with."""
         self._answered.append((self._seats[worker], reply))
 
     def evicted(self, evict: events.Evict) -> None:
-        """Nothing is heard of it again."""
         self._seats[evict.worker].empty()
 
 
 def _answers(event: events.LeaseWanted, request: Request | None) -> bool:
     """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
-    if not isinstance(request, LeaseRequest):
-        return False
-    same = (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
-    return same and event.most <= request.most
+    return (
+        isinstance(request, LeaseRequest)
+        and (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
+        and event.most <= request.most
+    )
