@@ -21,9 +21,8 @@ PATIENCE_S = 5.0  # how long processes that are no daemons have to end by themse
 
 
 def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> Callable[[], None]:
-    """Close this process's lines in what it forks: an open copy would hide this process's death from the others.
-
-    Returns what closes them here.
+    """Close this process's lines in what it forks: an open copy would hide this process's death from the others. Returns what
+    closes them here.
 
     What its main thread forks also dies with it. What another thread forks does not: to the kernel, that thread is the parent.
     """

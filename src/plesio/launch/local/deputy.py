@@ -88,12 +88,7 @@ class Deputy:
         }
 
     def run(self) -> None:
-        """Pass on what is said, until the worker or the server is gone.
-
-        Raises:
-            ProtocolError: the worker said what it may not.
-            ChannelClosedError, BrokenPipeError: the server or the launcher is gone.
-        """
+        """Pass on what is said, until the worker, the server or the launcher is gone, or the worker says what it may not."""
         poller, watched = select.poll(), -1
         for descriptor in (self._launcher.fileno(), self._server.fileno(), self._answer):
             poller.register(descriptor, select.POLLIN)

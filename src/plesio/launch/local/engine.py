@@ -34,8 +34,7 @@ from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
 
 log = logging.getLogger("plesio")
-LINES_MAX = 100
-"""How many lines of a traceback are taken from a worker that somebody else started."""
+LINES_MAX = 100  # how many lines of a traceback are taken from a worker that somebody else started
 
 
 class LocalEngine:
@@ -60,10 +59,7 @@ class LocalEngine:
         self._by_descriptor: dict[int, Process] = {}
 
     def run(self) -> Outcome:
-        """Start everything, wait until it is over, clean up; raises what ended it.
-
-        A second Ctrl-C is a KeyboardInterrupt. After the first, the outcome says that it was interrupted.
-        """
+        """Start everything, wait until it is over, clean up; raises what ended it. A second Ctrl-C is a KeyboardInterrupt."""
         with descriptors_for(self._job.config.seats):
             fork_server = ForkServer.shared()
         self._processes = Processes(fork_server)
@@ -367,7 +363,6 @@ class LocalEngine:
         self._processes.tell_server(launcher.Stop())
 
     def _final(self, message: launcher.Final, descriptors: list[int]) -> None:
-        """Take the weights over."""
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
         self._stands(message.wall_s, message)

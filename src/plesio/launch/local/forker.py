@@ -56,10 +56,8 @@ class End(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The fork server: it is done. `pid`: of the new process.
-
-    `failure`: the traceback of a job that cannot be loaded; `files`: of the modules imported for it, as in `written_at`.
-    """
+    """The fork server: it is done. `failure`: the traceback of a job that cannot be loaded; `files`: of the modules imported for
+    it, as in `written_at`; `pid`: of the new process."""
 
     failure: str = ""
     files: dict[str, int] = {}
@@ -114,7 +112,6 @@ class Forker:
             os.waitpid(self._children.pop(), 0)
 
     def _load(self, message: Load, payload: BinaryIO) -> str:
-        """The failure, or nothing."""
         import cloudpickle
 
         sys.path[:] = message.path

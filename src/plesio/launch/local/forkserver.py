@@ -64,10 +64,8 @@ class ForkServer:
 
     @classmethod
     def shared(cls, preload: Sequence[str] = PRELOAD) -> ForkServer:
-        """The one of this process, started if need be; it imports the modules in `preload` before it forks.
-
-        One that has ended, or that imported a file which has changed since, is replaced.
-        """
+        """The one of this process, which imports the modules in `preload` before it forks. One that has ended, or that imported a
+        file which has changed since, is replaced."""
         old = cls._shared
         if old is not None and (
             old._process.poll() is not None or any(written_at(file) != then for file, then in old._files.items())
@@ -120,9 +118,8 @@ class ForkServer:
             self._ask(End(grace_s), timeout_s=grace_s + END_S)
 
     def _ask(self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> Done:
-        """The answer to it. An exception here (Ctrl-C, a deadline) ends this fork server: the next question would take a
-        late answer for its own.
-        """
+        """The answer. An exception (Ctrl-C, a deadline) ends this fork server: the next question would take a late answer for its
+        own."""
         try:
             self._channel.send(question, descriptors)
             return self._channel.receive(timeout_s or START_S, "the start of processes")[0]

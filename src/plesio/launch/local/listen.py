@@ -21,11 +21,7 @@ class Door(NamedTuple):
 
     @classmethod
     def open(cls, listening: Listening) -> Door:
-        """Listen; port 0 takes any that is free.
-
-        Raises:
-            ConfigurationError: the address is not this host's, or taken.
-        """
+        """Listen; port 0 takes any that is free."""
         with ExitStack() as ours:
             try:
                 family = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)[0][0]

@@ -34,8 +34,7 @@ from plesio.tensors.pieces import kept_copies
 from plesio.tensors.rows import fits
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
-SIZE_MAX = 1 << 40
-"""Of a dimension: more than any memory holds."""
+SIZE_MAX = 1 << 40  # of a dimension: more than any memory holds
 
 
 class Pull:
@@ -62,11 +61,7 @@ class Order:
         self._pulls = 0  # it may still make
 
     def check(self, message: Said) -> None:
-        """Whether the worker may say this now; nothing changes before `note`.
-
-        Raises:
-            ProtocolError: it may not, or it says what cannot be.
-        """
+        """Raise `ProtocolError` if the worker may not say this now, or if it cannot be; nothing changes before `note`."""
         here = not self._over and (isinstance(message, remote.ToLauncher) or not self._left)
         training, via = self._answers > 0, self._strategy.via
         allowed = True
@@ -120,7 +115,6 @@ class Order:
                 self._over = True
 
     def told(self, message: messages.ToWorker | messages.Answer) -> None:
-        """The server told it this."""
         match message:
             case messages.GoOn(verdict=verdict):
                 self._answers += 1

@@ -155,7 +155,6 @@ class Seats:
         config.strategy.check_workers(workers)
 
     def scale(self, workers: int) -> None:
-        """Have so many from now on."""
         if workers == self.workers:
             return
         self._processes.tell_server(launcher.Scale(workers))

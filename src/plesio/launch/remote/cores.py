@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""By these a user says how many."""
-BESIDE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
-"""By these torchrun and SLURM say how many workers a host has."""
+CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by these a user says how many
+BESIDE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")  # by these torchrun and SLURM say how many workers a host has
 
 
 def processes_here(workers: int, beside_the_head: bool, environment: Mapping[str, str] = os.environ) -> int:

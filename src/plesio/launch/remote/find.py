@@ -30,8 +30,7 @@ TOKEN_FILE = Path("~/.plesio/token")
 TOKEN_LENGTH_MIN = 16
 SLURM_PORTS = range(20_000, 32_000)
 """Where the head of a SLURM step listens. Linux gives ports above these to outgoing connections."""
-STEPS_APART = 31
-"""How far apart the ports of successive jobs are: steps of one job take those between."""
+STEPS_APART = 31  # how far apart the ports of successive jobs are: steps of one job take those between
 PLACES = (
     "address=HOST:PORT; PLESIO_JOIN=HOST:PORT in the environment; torchrun's variables (TORCHELASTIC_RUN_ID, RANK, ...); "
     "SLURM's, in a step that srun started (SLURM_STEP_NODELIST, SLURM_PROCID, ...); Ray Train's context. Start the script by "
@@ -139,11 +138,7 @@ def given_token(given: str | None, environment: Mapping[str, str] = os.environ) 
 
 
 def token_of(given: str | None, environment: Mapping[str, str] = os.environ, file: Path = TOKEN_FILE) -> str:
-    """What a worker proves that it knows.
-
-    Raises:
-        ConfigurationError: it is too short, or its file may be read by others.
-    """
+    """What a worker proves that it knows."""
     token = given_token(given, environment) or _from_file(file.expanduser())
     if len(token) < TOKEN_LENGTH_MIN:
         raise ConfigurationError(

@@ -24,8 +24,7 @@ from plesio.launch.local.forkserver import another_python
 from plesio.launch.remote.find import Place
 from plesio.transport.secure import Credentials
 
-START_S = 120.0
-"""How long a head may take to listen: it imports torch."""
+START_S = 120.0  # how long a head may take to listen: it imports torch
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,10 +61,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def wait(self) -> None:
         """Wait until a head of ours has written everything. The run's own deadlines bound that. Another's is not waited for.
-
-        Raises:
-            ServerLostError: it failed, as far as this process can know: it may be an earlier one's child.
-        """
+        `ServerLostError` if it failed, as far as this process can know: it may be an earlier one's child."""
         if not self.is_ours:
             return
         self.has_ended(timeout_s=None)
@@ -76,11 +72,6 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] | None, listening: Listening) -> Head:
-    """Start a head.
-
-    Raises:
-        ServerLostError: it cannot listen, or not do what it is told.
-    """
     ours, theirs = os.pipe()
     program = f"from plesio.launch.remote.head_process import main; main({theirs})"
     head = another_python(program, theirs, environment=os.environb, stdin=subprocess.PIPE)

@@ -37,10 +37,8 @@ from plesio.worker.randomness.seeding import seed_everything
 from plesio.worker.warn import warn
 from plesio.worker.worker import Worker, taking_part
 
-REASON_S = 1.0
-"""How long the launcher may take to say why the server is gone."""
-REJOIN_S = 60.0
-"""How long a worker whose connection is lost, or whose head died, tries to come back."""
+REASON_S = 1.0  # how long the launcher may take to say why the server is gone
+REJOIN_S = 60.0  # how long a worker whose connection is lost, or whose head died, tries to come back
 
 
 @contextmanager

@@ -30,14 +30,10 @@ from plesio.transport.session import Pulse, Session
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
 from plesio.worker.warn import warn
 
-RETRY_S = (0.05, 2.0)
-"""How long to wait before the next attempt to connect: at first, and at most."""
-SILENT_S = 3.0
-"""How long to try before saying so."""
-PART_S = 10.0
-"""How long the last words of a worker may take,"""
-GLANCE_S = 0.01
-"""and how often it is looked whether they have come."""
+RETRY_S = (0.05, 2.0)  # how long to wait before the next attempt to connect: at first, and at most
+SILENT_S = 3.0  # how long to try before saying so
+PART_S = 10.0  # how long the last words of a worker may take,
+GLANCE_S = 0.01  # and how often it is looked whether they have come
 T = TypeVar("T")
 decode: Callable[[bytes], remote.ToNewcomer] = decoder_of(remote.ToNewcomer)
 
@@ -51,12 +47,8 @@ class TakenError(ConfigurationError):
 
 
 class Link:
-    """The connection of one worker. `dial` connects with the head and proves that this is no stranger.
-
-    Raises:
-        OSError, ConnectionLostError: nobody is there; it may be tried again.
-        ConfigurationError, PlesioError: the head refuses the worker.
-    """
+    """The connection of one worker. `dial` connects with the head and proves that this is no stranger. `OSError` and
+    `ConnectionLostError` may be tried again: nobody is there."""
 
     def __init__(self, dial: Callable[[bytes], Wire], knock: remote.Knock, rejoin_s: float) -> None:
         self._dial = dial
@@ -186,11 +178,7 @@ def _let_go(link: Link | None) -> None:
 
 def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
     """What an attempt to connect comes to: it is repeated while the head cannot be reached, and for two leases while all seats
-    are taken.
-
-    Raises:
-        ServerLostError: it could not be reached for so long.
-    """
+    are taken."""
     began_s, pause_s, silent = time.monotonic(), RETRY_S[0], True
     while True:
         try:

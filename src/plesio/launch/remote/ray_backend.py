@@ -65,15 +65,11 @@ if not hasattr(Backend, "has_replica_groups"):
     raise ImportError(f"Ray {ray.__version__} replaces no single workers (Backend.has_replica_groups): {HOW}")
 
 NAMESPACE = "plesio"
-ASK_S = 10.0
-"""How long the head may take to say where it is; it is asked again."""
+ASK_S = 10.0  # how long the head may take to say where it is; it is asked again
 POLL_S = 0.5
-REJOIN_S = 300.0
-"""How long a head waits when all workers are gone: Ray takes up to a minute to place new ones."""
-PLACED_MAX = 10
-"""How often Ray may fail to place workers, for a minute each time, until the run is given up."""
-LOST = (ServerLostError, WorkerLostError)
-"""What a new group of workers makes good."""
+REJOIN_S = 300.0  # how long a head waits when all workers are gone: Ray takes up to a minute to place new ones
+PLACED_MAX = 10  # how often Ray may fail to place workers, for a minute each time, until the run is given up
+LOST = (ServerLostError.__name__, WorkerLostError.__name__)  # what a new group of workers makes good
 ANEW = (
     "the run's head died, and there is no checkpoint to go on from: everything begins anew. checkpoint=ps.Checkpoint(every_s=60) "
     "with runs= would have kept the run"
@@ -167,11 +163,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         return to_the_end
 
     def head(self, workers: int) -> Any:
-        """The head's actor, started if need be. It lives as long as somebody holds this, and its starter lives.
-
-        Raises:
-            PlesioError: it cannot start, or the run is over by an error.
-        """
+        """The head's actor, started if need be. It lives as long as somebody holds this, and its starter lives."""
         plain = Credentials(None) if self._insecure else None
         listening = Listening(
             host="", port=0, token=self.token, credentials=plain, rejoin_s=self._rejoin_s, trusts=True
@@ -233,7 +225,7 @@ class Head:
     def begin(self) -> Standing:
         """Start the run if it is not under way: at first, and when those who did it are lost and others came."""
         with self._lock:
-            lost = self._standing.kind in [one.__name__ for one in LOST]
+            lost = self._standing.kind in LOST
             if lost or self._standing == Standing():
                 self._start(again=lost)
             return self._standing
@@ -292,13 +284,7 @@ _joined: dict[str, tuple[str, Credentials]] = {}
 
 
 def found(where: Place) -> Place:
-    """Where the head is now.
-
-    Raises:
-        StopRun: the run is over.
-        PlesioError: what ended it.
-        ConnectionError: nobody says it at the moment.
-    """
+    """Where the head is now; raises what ended the run, `StopRun` if nothing did, `ConnectionError` if nobody says it."""
     standing = _standing(where.actor)
     standing.check()
     if standing.over:
@@ -334,11 +320,7 @@ def _standing(name: str) -> Standing:
 
 @contextlib.contextmanager
 def to_the_end() -> Iterator[None]:
-    """Around a worker's loop: it is over when the head has written everything, for Ray ends both together.
-
-    Raises:
-        ServerLostError: the head is gone, or was restarted after the worker had finished: it has to take part again.
-    """
+    """Around a worker's loop: it is over when the head has written everything, for Ray ends both together."""
     with suppress(StopRun):  # the run was over before it could join
         yield
     for name, (life, _) in _joined.items():  # one, or none
@@ -360,11 +342,7 @@ def to_the_end() -> Iterator[None]:
 
 
 def run_on_ray(config: RunConfig, loop: Callable[[], None], evaluate: Callable[..., Mapping[str, float]] | None) -> Any:
-    """The finished run of `loop`, on Ray's workers.
-
-    Raises:
-        PlesioError: as `ps.run`.
-    """
+    """The finished run of `loop`, on Ray's workers."""
     engine = config.engine
     assert isinstance(engine, Ray)
     options = {name: value for name, value in vars(config).items() if name not in NOT_HERE}

@@ -23,13 +23,9 @@ from plesio.launch.remote.head import START_S, Head
 
 
 def tell_of_head(where: Place, start: Callable[[], Head]) -> Head:
-    """Rank 0: the head that is there already, or one that is started now; the others find it in the store.
-
-    Raises:
-        ServerLostError: the run is over; this restarted process begins no other.
-    """
+    """Rank 0: the head that is there already, or one that is started now; the others find it in the store."""
     store = _store(where)
-    if store.check([_over(where)]):
+    if store.check([_over(where)]):  # a process that was restarted begins no other run
         raise ServerLostError("the run of this torchrun is over, and its results are written: there is nothing to join")
     if store.check([where.key]):
         known = msgspec.json.decode(store.get(where.key), type=Head)
@@ -47,18 +43,13 @@ def tell_of_end(where: Place) -> None:
 
 
 def head_in_store(where: Place) -> Head:
-    """What rank 0 put into the store.
-
-    Raises:
-        DeadlineError: it put nothing there.
-        ConnectionError: the store is gone, and the agent with it.
-    """
+    """What rank 0 put into the store."""
     try:
         store = _store(where)
         store.wait([where.key], timedelta(seconds=START_S))
         return msgspec.json.decode(store.get(where.key), type=Head)
     except RuntimeError as error:  # torch's own are of this class
-        if "timeout" not in str(error).lower():
+        if "timeout" not in str(error).lower():  # the store is gone, and the agent with it
             raise ConnectionError(f"torchrun's store at {where.store}: {error}") from error
         raise DeadlineError(
             f"worker {where.rank} waited {START_S:g} s for rank 0 to start the run's head: it put no address into torchrun's "
