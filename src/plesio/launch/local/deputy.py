@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 import torch
@@ -51,25 +50,19 @@ decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages
 
 
 class Deputy:
-    """Stands in for the worker at the other end of `session`; `pipes`: its ends of the push and the answer pipe."""
+    """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer."""
 
     _payloads: Payloads  # once it said Hello
 
     def __init__(
-        self,
-        job: Job,
-        seat: remote.Seated,
-        launcher: Channel[remote.ToDeputy],
-        server: Channel[Any],
-        pipes: Sequence[int],
-        session: Session,
+        self, job: Job, worker: int, launcher: Channel[remote.ToDeputy], line: Sequence[int], session: Session
     ) -> None:
         self._job = job
-        self._worker = seat.worker
+        self._worker = worker
         self._seats = job.config.seats
         self._launcher = launcher
-        self._server = server
-        self._push, self._answer = pipes
+        self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
+        self._push, self._answer = line[1:]
         self._session = session
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
@@ -324,10 +317,9 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         wire.send(FrameKind.SESSION, encode(reply))
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
-    server: Channel[Any] = Channel.attach(line[0], messages.ToWorker, "the server")
     session = Session(wire, knock.who)
     try:
-        Deputy(job, reply.seated, launcher, server, line[1:], session).run()
+        Deputy(job, reply.seated.worker, launcher, line, session).run()
     except ProtocolError as error:
         with suppress(ConnectionLostError):
             session.send(FrameKind.SESSION, encode(remote.Refused("PlesioError", f"the head hung up: {error}")))

@@ -15,8 +15,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from plesio.launch.job import Job
+from plesio.launch.local.handlers import Handlers
 from plesio.protocol.launcher import Arrived, FromDoor, TurnedAway
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.connect import user_of
@@ -26,7 +28,7 @@ from plesio.transport.secure import NONCE_BYTES, PROOF_BYTES, RIGHT, TICKET_BYTE
 TICK_S = 0.05  # how often it is looked whose time is up
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stranger:
     """A connection that has not proved itself; `got`: the beginning of its proof."""
 
@@ -44,13 +46,14 @@ class Door:
 
     def __init__(self, launcher: Channel[FromDoor], listening: Sequence[socket.socket], token: str) -> None:
         self._launcher = launcher
-        self._listening = {one.fileno(): one for one in listening}
+        self._listening = listening
         self._token = token
-        self._strangers: dict[int, Stranger] = {}  # by descriptor, the oldest first
+        self._strangers: list[Stranger] = []  # the oldest first
         self._told: set[str] = set()
-        self._poller = select.poll()
-        self._poller.register(launcher.fileno(), select.POLLIN)
+        self._handlers = Handlers()
+        self._handlers.poller.register(launcher.fileno(), select.POLLIN)
         for one in listening:
+            self._handlers.add(one.fileno(), partial(self._meet, one))
             one.setblocking(False)
 
     @property
@@ -60,15 +63,13 @@ class Door:
     def run(self) -> None:
         """Until the launcher hangs up."""
         while True:
+            poller = self._handlers.poller
             for listener in self._listening:
-                self._poller.register(listener, 0 if self._crowded else select.POLLIN)
-            for descriptor, _ in self._poller.poll(TICK_S * 1000 if self._strangers else None):
+                poller.modify(listener, 0 if self._crowded else select.POLLIN)
+            for descriptor, _ in poller.poll(TICK_S * 1000 if self._strangers else None):
                 if descriptor == self._launcher.fileno():
                     return
-                if descriptor in self._listening:
-                    self._meet(self._listening[descriptor])
-                elif descriptor in self._strangers:
-                    self._hear(self._strangers[descriptor])
+                self._handlers.call(descriptor)
             self._look_at_the_clock()
 
     def _meet(self, listener: socket.socket) -> None:
@@ -80,8 +81,8 @@ class Door:
         local = listener.family == socket.AF_UNIX
         told = f"user {user_of(connection)} of this host" if local else address[0]
         stranger = Stranger(connection, told, local, secrets.token_bytes(NONCE_BYTES), time.monotonic())
-        self._strangers[connection.fileno()] = stranger
-        self._poller.register(connection, select.POLLIN)
+        self._strangers.append(stranger)
+        self._handlers.add(connection.fileno(), partial(self._hear, stranger))
         connection.setblocking(False)
         with suppress(OSError):  # it has gone: that is read below
             connection.send(stranger.nonce)
@@ -118,14 +119,14 @@ class Door:
             self._launcher.send(TurnedAway(stranger.address, why))
 
     def _close(self, stranger: Stranger) -> None:
-        self._poller.unregister(stranger.connection)
-        del self._strangers[stranger.connection.fileno()]
+        self._handlers.remove(stranger.connection.fileno())
+        self._strangers.remove(stranger)
         stranger.connection.close()
 
     def _look_at_the_clock(self) -> None:
         """Close those whose time is up; it is shorter while others wait behind them."""
         oldest_s = time.monotonic() - (CROWDED_S if self._crowded else PROOF_S)
-        for stranger in [one for one in self._strangers.values() if one.since_s < oldest_s]:
+        for stranger in [one for one in self._strangers if one.since_s < oldest_s]:
             self._turn_away(stranger, f"it did not prove to know the token within {PROOF_S:g} s")
 
 

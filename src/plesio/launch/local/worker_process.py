@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -40,28 +41,20 @@ BEFORE = "training had not begun: the messages of the run's head, or of ps.run, 
 
 
 class ProcessContext(Participation):
-    """The context of a worker process."""
+    """The context of a worker process; `line`: its ends of channel, push and answer."""
 
-    def __init__(
-        self,
-        job: Job,
-        rank: int,
-        server_pid: int,
-        engine: Channel[object],
-        server: Channel[messages.ToWorker],
-        doorbell: Doorbell,
-    ) -> None:
+    def __init__(self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int]) -> None:
         config, seed = job.config, job.config.seeded
         pacer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
         super().__init__(rank, config.workers, seed, config.strategy, pacer, lone=config.seats == 1)
-        self.server_pid = server_pid
         self.lenient = config.on_worker_error == "continue"
         self._shows = job.evaluate is not None
-        self._bell = doorbell
+        self._bell = Doorbell(line[1], line[2], rank)
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
         self._job = job
         self._engine = engine
-        self._server = server
+        self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
+        self.hang_up = keep_to_itself([engine.fileno(), *line], engine, self._server)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
@@ -158,12 +151,10 @@ def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
     torch.set_num_threads(job.threads)
     begin_with(job.config.seeded, job.sources)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
-    server: Channel[Any] = Channel.attach(descriptors[1], messages.ToWorker, "the server")
-    doorbell = Doorbell(descriptors[2], descriptors[3], rank)
-    keep_to_itself(descriptors, engine, server)
+    context = ProcessContext(job, rank, engine, descriptors[1:])
+    context.server_pid = server_pid
     speak_as(rank, job.config.workers, job.log_level)
     with reported_to(engine):
-        context = ProcessContext(job, rank, server_pid, engine, server, doorbell)
         worker = Worker(context)
         with context.group(), taking_part(worker):
             value = packed(job.function(worker), rank)

@@ -14,7 +14,6 @@ from typing import Any
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
-from plesio.launch.local.children import keep_to_itself
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.cores import processes_here, threads_among
@@ -24,13 +23,11 @@ from plesio.launch.remote.link import Link, persist, refusal
 from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import remote
 from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.worker import ToWorker
 from plesio.strategy import Strategy
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import Hosts
 from plesio.transport.connect import connect, connect_here
-from plesio.transport.doorbell import Doorbell
 from plesio.transport.limits import SEAT_S
 from plesio.transport.wire import Wire
 from plesio.worker.randomness.seeding import seed_everything
@@ -182,12 +179,10 @@ def _knock(config: RunConfig, where: Place, options: dict[str, Any], strategy: b
 class NeighbourContext(ProcessContext):
     """The context of a process that somebody else started on the server's host: it maps the run's memory itself."""
 
-    hang_up: Callable[[], None]
-
     def reason(self) -> Exception | None:
         """Why the run ended, if the launcher said so."""
         try:
-            return refusal(self._engine.receive(REASON_S)[0])  # type: ignore[arg-type]
+            return refusal(self._engine.receive(REASON_S)[0])
         except (ChannelClosedError, DeadlineError):
             return None
         finally:
@@ -220,11 +215,8 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         timeout_s=terms.timeout_s,
     )
     job = Job(config=config, train=None, evaluate=_at_the_head if terms.evaluates else None)
-    server: Channel[Any] = Channel.attach(line[0], ToWorker, "the server")
-    hang_up = keep_to_itself([launcher.fileno(), *line], launcher, server)
-    doorbell = Doorbell(line[1], line[2], seated.worker)
-    context = NeighbourContext(job, seated.worker, 0, launcher, server, doorbell)
-    context.hang_up, context.hosts = hang_up, Hosts(host, host)
+    context = NeighbourContext(job, seated.worker, launcher, line)
+    context.hosts = Hosts(host, host)
     return context
 
 
