@@ -20,17 +20,17 @@ from plesio.launch.local.forker import Done, End, Load, Spawn, written_at
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
 
-PRELOAD = (
+PRELOAD = (  # the modules that the processes of a run need
     "plesio.launch.local.server_process",
     "plesio.launch.local.evaluator_process",
     "plesio.launch.local.worker_process",
     "plesio.launch.local.door",
     "plesio.launch.local.deputy",
 )
-"""The modules that the processes of a run need."""
 START_S = 120.0  # how long it may take to load a job, or to start a process
-END_S = 2.0
-"""How long it may take to kill the processes of a run. One that takes longer stands still, and is killed itself."""
+END_S = (
+    2.0  # how long it may take to kill the processes of a run. One that takes longer stands still, and is killed itself
+)
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
 """What another Python runs first. It would import from the current folder, which may hold a `select.py` or a `plesio`. (It has
 imported `os` and `sys` by then.)"""

@@ -51,10 +51,8 @@ class Order:
         self._strategy = strategy
         self.hello: messages.Hello | None = None
         self.welcome: messages.Welcome | None = None
-        self.mirrors = 0
-        """The last that the board asked for."""
-        self.wanted = False
-        """Whether its last weights are."""
+        self.mirrors = 0  # the last that the board asked for
+        self.wanted = False  # whether its last weights are
         self._ready = self._asks = self._called = self._left = self._over = False
         self._answers = 0  # it was given in training: the first is the beginning
         self._steps = 0  # it told of: each is a contribution, or was dropped

@@ -62,11 +62,10 @@ class Patience:
         """Once training has ended: why nobody waits for the last evaluation any more, or nothing."""
         if self._ctrl_c.pressed and not self.left_s():
             return f"after {name_of(self._ctrl_c.number)} nobody waited for it"
+        waited_s, allowed_s, of = time.monotonic() - self.judged_s, self._timeout_s, "(timeout_s)"
         if self.asked:
-            late = self._waited_s(self._asked_s) > JUDGE_S
-            return f"evaluate did not return within {JUDGE_S:g} s of the run being asked to stop" if late else ""
-        late = time.monotonic() - self.judged_s > self._timeout_s
-        return f"evaluate did not return within {self._timeout_s:g} s (timeout_s)" if late else ""
+            waited_s, allowed_s, of = self._waited_s(self._asked_s), JUDGE_S, "of the run being asked to stop"
+        return f"evaluate did not return within {allowed_s:g} s {of}" if waited_s > allowed_s else ""
 
     def silence_s(self, workers_left: bool) -> float | None:
         """How long the server was silent, if that is too long. Once training has begun it reports several times a second."""

@@ -38,14 +38,10 @@ class Process:
     worker: int | None = None
     done: bool = False
     gone: bool = False
-    ours: bool = True
-    """Whether the run started it."""
-    began_s: float | None = None
-    """When its worker began to train, since training began; by this its own times become the run's."""
-    replaced: bool = False
-    """Whether another has its seat by now."""
-    leaving: bool = False
-    """Whether it is told to end, the run having fewer workers from now on."""
+    ours: bool = True  # whether the run started it
+    began_s: float | None = None  # when its worker began to train, in the run's time
+    replaced: bool = False  # whether another has its seat by now
+    leaving: bool = False  # whether it is told to end, the run having fewer workers from now on
 
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""

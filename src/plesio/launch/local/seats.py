@@ -47,8 +47,7 @@ class Seats:
         self._job = job
         self._processes = processes
         self._watch = watch
-        self.workers = config.workers
-        """How many the run is to have."""
+        self.workers = config.workers  # how many the run is to have
         self._incarnations = [job.incarnation - 1] * config.seats
         if job.train is not None:  # these sit already
             self._incarnations[: config.workers] = [job.incarnation] * config.workers
@@ -57,10 +56,8 @@ class Seats:
         self._tickets: dict[bytes, Process] = {}
         self._away: set[int] = set()
         self._options = config.as_document()
-        self.begun = False
-        """Whether training has begun."""
-        self.finished: set[int] = set()
-        """Workers whose training function returned: nobody takes their seats."""
+        self.begun = False  # whether training has
+        self.finished: set[int] = set()  # workers whose training function returned: nobody takes their seats
 
     def arrived(self, arrival: launcher.Arrived, descriptors: Sequence[int]) -> None:
         """A connection proved itself at the door: it is a lost one's successor, a worker of this host, or one of another."""

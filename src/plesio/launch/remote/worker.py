@@ -57,8 +57,7 @@ class RemoteBell:
     buffer = 0  # of the ring of one
 
     def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
-        self.reseated = False
-        """Whether the worker lost its seat, and has to introduce itself."""
+        self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self._rejoin = rejoin
         self._link = link
         self._pulled = False
@@ -66,8 +65,7 @@ class RemoteBell:
         self._answers: deque[Answer] = deque()
         self._replies: deque[messages.ToWorker] = deque()
         self._hearing = threading.Lock()
-        self.news = BoardNews(0, 0)
-        """What the server last wrote on the board."""
+        self.news = BoardNews(0, 0)  # what the server last wrote on the board
         self._moving: Sequence[memoryview] = ()
         self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
 
