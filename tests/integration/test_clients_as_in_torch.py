@@ -21,6 +21,7 @@ from plesio.protocol.worker import LeaseReply
 from plesio.worker.clients import LeasedClients
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
+from support import remote
 
 INPUTS = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -403,6 +404,12 @@ def test_a_run_that_goes_on_without_workers_goes_on_without_clients_and_else_the
         train = partial(reads_files, on_client_error="raise") if settings else reads_files
         with pytest.raises(ps.PlesioError, match=r"(?s)truncated file.*the turn of client 1, round 0"):
             simulated(train, **settings)
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+def test_workers_that_join_go_on_without_clients_as_the_run_does(far: bool) -> None:
+    run = remote.run(reads_files, ps.fedbuff(3), workers=2, far=far, on_worker_error="continue")
+    assert [(one.client, one.left_out) for one in run.summary.clients if one.left_out] == [(1, 3)]
 
 
 def test_a_round_of_too_few_clients_ends_the_run() -> None:

@@ -214,12 +214,6 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         seed=terms.seed,
         timeout_s=terms.timeout_s,
     )
-    job = Job(config=config, train=None, evaluate=_at_the_head if terms.evaluates else None)
-    context = NeighbourContext(job, seated.worker, launcher, line)
-    context.hosts = Hosts(host, host)
+    context = NeighbourContext(Job(config=config, train=None, evaluate=None), seated.worker, launcher, line)
+    context.hosts, context.lenient, context._shows = Hosts(host, host), terms.lenient, terms.evaluates
     return context
-
-
-def _at_the_head(model: object) -> dict[str, float]:
-    """In place of the function that evaluates, which only the head has."""
-    raise AssertionError("a worker evaluates nothing")

@@ -223,20 +223,18 @@ class _Replay(Replies):
         resumed = any(isinstance(one, records.Resumed) for one in journal)
         self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean)
         self._seats = [RecordedWorker() for _ in range(head.seats)]
-        for record in journal:
-            event = record.event if isinstance(record, records.Received) else None
-            if isinstance(event, WorkerEvent):
-                if event.worker >= head.seats:
-                    raise JournalError(f"{journal.path}: {event} cannot be in this run of {head.seats} workers")
-                self._seats[event.worker].upcoming.append(event)
-                if isinstance(event, events.Joined):
-                    self._seats[event.worker].joins.append(event)
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
     def run(self) -> Replayed:
         differs = ""
         try:
+            for record in self._journal:
+                event = record.event if isinstance(record, records.Received) else None
+                if isinstance(event, WorkerEvent):
+                    self._seats[event.worker].upcoming.append(event)
+                    if isinstance(event, events.Joined):
+                        self._seats[event.worker].joins.append(event)
             for record in self._journal:
                 if self._until is not None and self._same >= self._until and self._program.begun:
                     break
@@ -329,17 +327,9 @@ class _Replay(Replies):
         seat.empty()
         if seat.worker is None:
             every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
-            seat.worker = GreenletWorker(
-                self._train(),
-                self._strategy,
-                event.worker,
-                head.workers,
-                head.seed,
-                seat,
-                every,
-                lone=head.seats == 1,
-                sources=head.sources or b"",
-            )
+            task = self._train(), self._strategy, event.worker, head.workers, head.seed
+            lone, sources = head.seats == 1, head.sources or b""
+            seat.worker = GreenletWorker(*task, seat, every, lone=lone, sources=sources)
             if not self.seating.seat(seat.worker, time_s):
                 raise self._otherwise(seat, event)
             seat.request = Ready()
