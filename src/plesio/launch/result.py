@@ -21,6 +21,8 @@ from plesio.observe.files import RunFolder
 from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
+from plesio.strategy import Strategy
+from plesio.worker.warn import warn_at_end
 
 
 class EvaluateError(PlesioError):
@@ -139,6 +141,16 @@ def warn_of_nothing(done: Run) -> None:
     step = "step() of the optimizer that worker.prepare returned"
     missed = step if done.state_dict else "worker.prepare(model, optimizer, loader)"
     warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=6)
+
+
+def warn_of_few_rounds(strategy: Strategy, momentum: float, rounds: int) -> None:
+    """Warn where an outer momentum had too few rounds to be ahead of plain averaging (docs/local-steps.md)."""
+    needed = round(10 / (1 - momentum)) if 0 < momentum < 1 else 0
+    if strategy.gather.in_rounds and not strategy.every.by_client and 0 < rounds < needed:
+        warn_at_end(
+            f"{strategy.name}: outer momentum {momentum:g} needs about {needed} rounds to be ahead of plain averaging, and "
+            f"there were {rounds}; train longer, exchange more often, or take local_sgd"
+        )
 
 
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:

@@ -24,8 +24,7 @@ from plesio.launch.job import Job, Listening, Live, Outcome
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
-from plesio.launch.outer_momentum import check_outer, warn_of_few_versions
-from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_nothing
+from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_few_rounds, warn_of_nothing
 from plesio.launch.resume import kept, resumable, resumption
 from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.watching import Watching
@@ -37,6 +36,7 @@ from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
 from plesio.observe.surroundings import surroundings
 from plesio.strategy import Strategy
+from plesio.tensors.outer_optimizer import momentum_of
 from plesio.worker.randomness.seeding import RandomState
 
 Page = Callable[[Path], contextlib.AbstractContextManager[None]]
@@ -74,7 +74,7 @@ def start(
     check_working_directory()
     check_functions(config, train, evaluate, watch)
     config = _reduced_here(config, door)
-    check_outer(config)
+    momentum = momentum_of(config.strategy)
     if door is not None:
         _check_door(config.strategy, door.listening)
     run_there = ENGINES[type(config.place)](config, door)
@@ -124,7 +124,7 @@ def start(
         raise EvaluateError(outcome.evaluate_raised, done)
     check_finite(done)
     warn_of_nothing(done)
-    warn_of_few_versions(config, done.version)
+    warn_of_few_rounds(config.strategy, momentum, done.version)
     return done
 
 

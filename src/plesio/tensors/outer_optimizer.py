@@ -136,11 +136,6 @@ def momentum_of(strategy: Strategy) -> float:
     return float(group.get("momentum", group.get("betas", (0.0,))[0]))
 
 
-def delays(strategy: Strategy) -> bool:
-    """Whether its outer momentum waits for as many contributions as there are workers."""
-    return kind_of(strategy.outer) is DelayedNesterov
-
-
 def _told(outer: Moves) -> tuple[str, dict[str, Any]]:
     data = asdict(outer)
     return data["name"], dict(data["settings"])
