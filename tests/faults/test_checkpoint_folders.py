@@ -84,14 +84,17 @@ def put(store: CheckpointStore, version: int, value: float = 0.0) -> Path:
 
 @pytest.mark.parametrize("keep", [0, -1, True, 1.5, "2"])
 def test_keep_must_be_a_whole_number_of_at_least_1(keep: Any) -> None:
-    with pytest.raises(ps.ConfigurationError, match=rf"^Checkpoint\(keep={keep!r}\): a whole number of at least 1$"):
+    with pytest.raises(
+        ps.ConfigurationError, match=rf"^Checkpoint\(keep={keep!r}\): keep must be a whole number of at least 1$"
+    ):
         ps.Checkpoint(keep=keep)
 
 
 @pytest.mark.parametrize("every_s", [0, -1.0, float("nan"), "60"])
 def test_every_s_must_be_a_positive_number(every_s: Any) -> None:
     with pytest.raises(
-        ps.ConfigurationError, match=rf"^Checkpoint\(every_s={every_s!r}\): a number of seconds above 0$"
+        ps.ConfigurationError,
+        match=rf"^Checkpoint\(every_s={every_s!r}\): every_s must be a number of seconds above 0$",
     ):
         ps.Checkpoint(every_s=every_s)
 

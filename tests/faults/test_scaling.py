@@ -228,8 +228,8 @@ def test_first_of_refuses_fewer_workers_than_it_waits_for(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"workers_max": 1}, "workers_max=1: a whole number from 2, the run's workers, to 80"),
-        ({"workers_max": 81}, "from 2, the run's workers, to 80"),
+        ({"workers_max": 1}, "workers_max=1: a whole number from 2 to 80"),
+        ({"workers_max": 81}, "from 2 to 80"),
         ({"workers_max": "4"}, "workers_max='4': a whole number"),
         ({"strategy": "hogwild"}, "under hogwild workers fold without a server"),
         ({"strategy": ps.allreduce("torch")}, "take async_sgd or sync_sgd, or leave workers_max out"),

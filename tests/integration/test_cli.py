@@ -287,21 +287,21 @@ def test_a_refusal_does_not_import_torch() -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("--seed -1", "--seed -1: a whole number of at least 0 and below 2**63"),
-        ("--workers 500", "--workers 500: a whole number from 1 to 80 on one host"),
+        ("--seed -1", "--seed -1: a whole number from 0 to "),
+        ("--workers 500", "--workers 500: a whole number from 1 to 80"),
         ("--timeout-s 0", "--timeout-s 0: a number of seconds above 0"),
         ("--evaluate-every-s nan", "--evaluate-every-s nan: a number of seconds above 0"),
         ("--slow 0:0.5", "--slow 0:0.5: at least 1 (10: ten times slower)"),
         ("--slow 9:2", "--slow 9:2: there is no worker '9'; there are workers 0 to 3"),
         ("--kill 0:-1", "--kill 0:-1: a number of seconds of at least 0"),
         ("--pace -1", "--pace -1: a number of seconds of at least 0"),
-        ("--pace 0.1 --jitter 3", "--jitter 3: at least 0 and below 1"),
+        ("--pace 0.1 --jitter 3", "--jitter 3: a number of at least 0 and below 1"),
         ("--checkpoint-every-s 0", "--checkpoint-every-s 0: a number of seconds above 0"),
         ("--resume nowhere", "--resume 'nowhere': there is no such folder; give the folder"),
         ("--runs /dev/null/runs", "--runs '/dev/null/runs' cannot be written: "),
-        ("--until steps=1.5", "--until steps=1.5: steps are counted, give a whole number of at least 1"),
-        ("--until samples=0", "--until samples=0: samples are counted, give a whole number of at least 1"),
-        ("--until accuracy=nan", "--until accuracy=nan: a target is a finite number"),
+        ("--until steps=1.5", "--until steps=1.5: a whole number of at least 1"),
+        ("--until samples=0", "--until samples=0: a whole number of at least 1"),
+        ("--until accuracy=nan", "--until accuracy=nan: a finite number"),
     ],
 )
 def test_a_refusal_names_the_option(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

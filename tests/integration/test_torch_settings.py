@@ -236,7 +236,7 @@ def test_workers_share_the_threads_of_the_process_that_runs_them(
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
 def test_no_threads_are_refused(threads: Any) -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"threads=.*: a whole number of at least 1"):
+    with pytest.raises(ps.ConfigurationError, match=r"threads=.*: a whole number from 1"):
         RunConfig(strategy="async_sgd", workers=2, threads=threads)
 
 

@@ -1,20 +1,40 @@
-"""Checks of the numbers of a cluster; an error names the value and what is allowed."""
+"""Fields that say what they allow, as in `step_s: Annotated[float, POSITIVE]`; an error names the value and what is allowed."""
 
 from __future__ import annotations
 
-import math
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
 
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import NUMBER, POSITIVE, Allowed
 
 INFINITE = float("inf")
-ABOVE, LEAST, OR_INFINITE = "above 0", "of at least 0", "above 0, or inf"
+FINITE = Allowed(
+    "a finite number",
+    lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < INFINITE,
+)
+OR_INFINITE = Allowed("a number above 0, or inf", lambda value: value == INFINITE or POSITIVE.holds(value))
+SECONDS = Allowed("a number of seconds of at least 0", NUMBER.holds)
 
 
-def numbers(struct: object, **allowed: str) -> None:
-    """Raise unless each named field is a number within its bound: `ABOVE` (finite, above 0), `LEAST` or `OR_INFINITE`."""
-    for field, bound in allowed.items():
-        value = getattr(struct, field)
-        real = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-        least = value >= 0 if bound == LEAST else real and value > 0
-        if not (real and least and (value < INFINITE or bound == OR_INFINITE)):
-            raise ConfigurationError(f"{type(struct).__name__}({field}={value!r}): {field} must be a number {bound}")
+class Checked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Its fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(made: Any) -> None:
+    """Raise `ConfigurationError` for a field whose value is none that it allows."""
+    for field, allowed in _allowed(type(made)):  # type: ignore[arg-type]
+        value = getattr(made, field)
+        if not allowed.holds(value):
+            raise ConfigurationError(f"{type(made).__name__}({field}={value!r}): {field} must be {allowed.words}")
+
+
+@cache
+def _allowed(kind: type[Any]) -> list[tuple[str, Allowed]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [(field, one) for field, hint in hints.items() for one in getattr(hint, "__metadata__", ())]

@@ -2,58 +2,54 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-import msgspec
-
-from plesio.cluster.check import ABOVE, INFINITE, LEAST, OR_INFINITE, numbers
+from plesio.cluster.check import INFINITE, OR_INFINITE, Checked
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import NUMBER, POSITIVE
 
 
-class Outage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Outage(Checked, frozen=True):
     """Every `every_s` seconds the worker pauses for `lasts_s`, first at `start_s` (None: at a random time)."""
 
-    every_s: float
-    lasts_s: float
+    every_s: Annotated[float, POSITIVE]
+    lasts_s: Annotated[float, POSITIVE]
     start_s: float | None = None
 
     def __post_init__(self) -> None:
-        numbers(self, every_s=ABOVE, lasts_s=ABOVE)
+        super().__post_init__()
         if self.lasts_s >= self.every_s:
             raise ConfigurationError(
                 f"Outage(every_s={self.every_s!r}, lasts_s={self.lasts_s!r}): lasts_s must be below every_s"
             )
 
 
-class Fault(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower, forbid_unknown_fields=True, kw_only=True):
+class Fault(Checked, frozen=True, tag_field="kind", tag=str.lower, kw_only=True):
     """Something that happens to a worker at `at_s`."""
 
-    at_s: float
+    at_s: Annotated[float, NUMBER]
     worker: int
-
-    def __post_init__(self) -> None:
-        numbers(self, at_s=LEAST)
 
 
 class Slow(Fault, frozen=True, kw_only=True):
     """From `at_s` to `until_s` the worker's steps take `factor` times as long."""
 
-    factor: float
-    at_s: float = 0.0
-    until_s: float = INFINITE
+    factor: Annotated[float, POSITIVE]
+    at_s: Annotated[float, NUMBER] = 0.0
+    until_s: Annotated[float, OR_INFINITE] = INFINITE
 
     def __post_init__(self) -> None:
-        numbers(self, at_s=LEAST, until_s=OR_INFINITE, factor=ABOVE)
+        super().__post_init__()
         _check_order(self)
 
 
 class Partition(Fault, frozen=True, kw_only=True):
     """From `at_s` to `until_s`, messages between the worker and the server wait."""
 
-    until_s: float
+    until_s: Annotated[float, NUMBER]
 
     def __post_init__(self) -> None:
-        numbers(self, at_s=LEAST, until_s=LEAST)
+        super().__post_init__()
         _check_order(self)
 
 

@@ -7,33 +7,30 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
-from plesio.cluster.check import ABOVE, INFINITE, LEAST, numbers
+from plesio.cluster.check import INFINITE, Checked
 from plesio.cluster.faults import Outage, Slow
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import NUMBER, POSITIVE, Allowed
+
+SPREAD = Allowed("a finite number of at least 1", lambda value: POSITIVE.holds(value) and value >= 1)
 
 
-class Law(msgspec.Struct, frozen=True, tag_field="law", tag=str.lower, forbid_unknown_fields=True):
+class Law(Checked, frozen=True, tag_field="law", tag=str.lower):
     """How the seconds of a worker's steps are drawn.
 
     `draws(rank, rng)` of each law returns a function that draws the next step's seconds for the `rank`-th worker
     (from 1) of its cluster.
     """
 
-    allowed: ClassVar[dict[str, str]] = {}
-
-    def __post_init__(self) -> None:
-        numbers(self, **self.allowed)
-
 
 class Constant(Law, frozen=True):
     """Every step takes `step_s`."""
 
-    step_s: float
-    allowed: ClassVar = {"step_s": ABOVE}
+    step_s: Annotated[float, POSITIVE]
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         return lambda: self.step_s
@@ -42,9 +39,8 @@ class Constant(Law, frozen=True):
 class LogNormal(Law, frozen=True):
     """Half the steps take less than `median_s`; `sigma` is the logarithm's standard deviation (0.1: about 10%)."""
 
-    median_s: float
-    sigma: float
-    allowed: ClassVar = {"median_s": ABOVE, "sigma": LEAST}
+    median_s: Annotated[float, POSITIVE]
+    sigma: Annotated[float, NUMBER]
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         mu, sigma, draw = math.log(self.median_s), self.sigma, rng.lognormvariate
@@ -54,11 +50,11 @@ class LogNormal(Law, frozen=True):
 class Exponential(Law, frozen=True):
     """`least_s` plus an exponential time; `mean_s` is the mean of the sum."""
 
-    mean_s: float
-    least_s: float = 0.0
+    mean_s: Annotated[float, POSITIVE]
+    least_s: Annotated[float, NUMBER] = 0.0
 
     def __post_init__(self) -> None:
-        numbers(self, mean_s=ABOVE, least_s=LEAST)
+        super().__post_init__()
         if self.least_s >= self.mean_s:
             raise ConfigurationError(
                 f"Exponential(mean_s={self.mean_s!r}, least_s={self.least_s!r}): least_s must be below mean_s"
@@ -72,9 +68,8 @@ class Exponential(Law, frozen=True):
 class Pareto(Law, frozen=True):
     """At least `least_s`, with a heavy tail: P(X > x) = (least_s/x)^shape; infinite variance up to shape 2."""
 
-    least_s: float
-    shape: float
-    allowed: ClassVar = {"least_s": ABOVE, "shape": ABOVE}
+    least_s: Annotated[float, POSITIVE]
+    shape: Annotated[float, POSITIVE]
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         least_s, shape, draw = self.least_s, self.shape, rng.paretovariate
@@ -84,9 +79,8 @@ class Pareto(Law, frozen=True):
 class Ranked(Law, frozen=True):
     """The i-th worker of the cluster takes `step_s` times i^power; theory papers use powers 1 and 0.5."""
 
-    step_s: float
-    power: float = 1.0
-    allowed: ClassVar = {"step_s": ABOVE, "power": LEAST}
+    step_s: Annotated[float, POSITIVE]
+    power: Annotated[float, NUMBER] = 1.0
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         step_s = self.step_s * rank**self.power
@@ -96,14 +90,9 @@ class Ranked(Law, frozen=True):
 class Walk(Law, frozen=True):
     """Starts at `step_s`; each step multiplies it by e^N(0, sigma), reflected at a factor `spread` up or down."""
 
-    step_s: float
-    sigma: float
-    spread: float = 4.0
-
-    def __post_init__(self) -> None:
-        numbers(self, step_s=ABOVE, sigma=LEAST)
-        if not 1 <= self.spread < INFINITE:
-            raise ConfigurationError(f"Walk(spread={self.spread!r}): spread must be a finite number of at least 1")
+    step_s: Annotated[float, POSITIVE]
+    sigma: Annotated[float, NUMBER]
+    spread: Annotated[float, SPREAD] = 4.0
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:
         edge, at = math.log(self.spread), 0.0
@@ -134,7 +123,7 @@ class Trace(Law, frozen=True):
         if self.file:
             msgspec.structs.force_setattr(self, "seconds", _read_trace(Path(self.file)))
         for number, value in enumerate(self.seconds, 1):
-            if not (isinstance(value, (int, float)) and 0 < value < INFINITE):
+            if not POSITIVE.holds(value):
                 raise ConfigurationError(f"Trace: measurement {number} is {value!r}; a step takes seconds, above 0")
 
     def draws(self, rank: int, rng: random.Random) -> Callable[[], float]:

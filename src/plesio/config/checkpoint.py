@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from plesio.errors import ConfigurationError
+from plesio.cluster.check import OR_INFINITE, check_fields
+from plesio.strategy.answers.answer import COUNT, Allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,8 @@ class Checkpoint:
     """
 
     folder: str | Path | None = None
-    every_s: float = 60.0
-    keep: int = 2
+    every_s: Annotated[float, Allowed("a number of seconds above 0", OR_INFINITE.holds)] = 60.0
+    keep: Annotated[int, COUNT] = 2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every_s, (int, float)) or not self.every_s > 0:
-            raise ConfigurationError(f"Checkpoint(every_s={self.every_s!r}): a number of seconds above 0")
-        if not isinstance(self.keep, int) or isinstance(self.keep, bool) or self.keep < 1:
-            raise ConfigurationError(f"Checkpoint(keep={self.keep!r}): a whole number of at least 1")
+        check_fields(self)

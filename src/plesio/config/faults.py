@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from math import inf, prod
+from math import prod
+from typing import Annotated
 
-import msgspec
+from plesio.cluster.check import SECONDS, Checked, check_fields
+from plesio.strategy.answers.answer import DECAY, POSITIVE, WHOLE, Allowed
 
-from plesio.config.setting import is_number
-from plesio.errors import ConfigurationError
+FACTOR = Allowed("at least 1 (10: ten times slower)", lambda value: POSITIVE.holds(value) and value >= 1)
+WORKER = Allowed("the number of one, 0 for the first", WHOLE.holds)
+WORKER_OR_NONE = Allowed(WORKER.words, lambda value: value is None or WHOLE.holds(value))
 
 
-class Slow(msgspec.Struct, frozen=True, tag_field="kind"):
+class Slow(Checked, frozen=True, tag_field="kind"):
     """Worker `worker` takes `factor` times as long for each step.
 
     Raises:
@@ -22,16 +25,11 @@ class Slow(msgspec.Struct, frozen=True, tag_field="kind"):
     Slow(worker=0, factor=10)
     """
 
-    worker: int
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check_worker(self.worker, self)
-        if not (is_number(self.factor) and 1 <= self.factor < inf):
-            raise ConfigurationError(f"Slow(factor={self.factor!r}): factor must be at least 1 (10: ten times slower)")
+    worker: Annotated[int, WORKER]
+    factor: Annotated[float, FACTOR]
 
 
-class Kill(msgspec.Struct, frozen=True, tag_field="kind"):
+class Kill(Checked, frozen=True, tag_field="kind"):
     """Kill a process outright (SIGKILL), `after_s` seconds into training: a worker, or the server if none is named.
 
     Raises:
@@ -41,21 +39,8 @@ class Kill(msgspec.Struct, frozen=True, tag_field="kind"):
     Kill(worker=1, after_s=2.5)
     """
 
-    worker: int | None = None
-    after_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.worker is not None:
-            _check_worker(self.worker, self)
-        if not (is_number(self.after_s) and 0 <= self.after_s < inf):
-            raise ConfigurationError(
-                f"Kill(after_s={self.after_s!r}): after_s must be a number of seconds of at least 0"
-            )
-
-
-def _check_worker(worker: object, fault: object) -> None:
-    if not isinstance(worker, int):
-        raise ConfigurationError(f"{fault}: worker must be the number of one, 0 for the first")
+    worker: Annotated[int | None, WORKER_OR_NONE] = None
+    after_s: Annotated[float, SECONDS] = 0.0
 
 
 Fault = Slow | Kill
@@ -74,14 +59,11 @@ class Pace:
     0.02
     """
 
-    step_s: float
-    jitter: float = 0.0
+    step_s: Annotated[float, SECONDS]
+    jitter: Annotated[float, DECAY] = 0.0
 
     def __post_init__(self) -> None:
-        if not (is_number(self.step_s) and 0 <= self.step_s < inf):
-            raise ConfigurationError(f"Pace(step_s={self.step_s!r}): step_s must be a number of seconds of at least 0")
-        if not (is_number(self.jitter) and 0 <= self.jitter < 1):
-            raise ConfigurationError(f"Pace(jitter={self.jitter!r}): jitter must be at least 0 and below 1")
+        check_fields(self)
 
     def speed(self, factor: float) -> float:
         """Steps/s of a worker that is slowed down by `factor`, if nothing but the pace takes time; 0 without one."""

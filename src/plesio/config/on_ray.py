@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from plesio.config.engine import Engine
-from plesio.config.setting import is_number
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import NUMBER
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -43,7 +43,7 @@ class Ray(Engine):
 
     def __post_init__(self) -> None:
         amounts = self.resources.values() if isinstance(self.resources, Mapping) else ()
-        if not amounts or not all(is_number(one) and one >= 0 for one in amounts):
+        if not amounts or not all(NUMBER.holds(one) for one in amounts):
             raise ConfigurationError(
                 f"Ray(resources={self.resources!r}): names and amounts, such as {{'CPU': 1, 'GPU': 1}}"
             )

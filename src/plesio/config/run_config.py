@@ -14,18 +14,21 @@ from typing import Any
 
 import msgspec
 
+from plesio.cluster.check import OR_INFINITE
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import LOCAL, Engine
 from plesio.config.faults import Fault, Kill, Pace, Slow
 from plesio.config.on_ray import Ray
-from plesio.config.setting import Option, Setting, is_number, setting
+from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
+from plesio.strategy.answers.answer import WHOLE
 from plesio.strategy.recipes import RECIPES, recipe
 
+SEED_MAX = 2**63 - 1
 UNTIL = (
     "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
     "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
@@ -150,8 +153,10 @@ class RunConfig:
         self.strategy.check_workers(self.workers)
         self._check_faults()
         self._check_refused()
-        if self.checkpoint is not None or self.resume is not None:
-            self._check_checkpoints()
+        if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
+            raise ConfigurationError(
+                "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
+            )
         if self.strategy.in_memory is None:  # else it is seen where the run starts
             self.check_server()
 
@@ -167,7 +172,7 @@ class RunConfig:
             given["strategy"] = recipe(str(name), self.workers)
         if given["until"] is None:
             given["until"] = Until()
-        if is_number(given["pace"]):
+        if isinstance(given["pace"], (int, float)):
             given["pace"] = Pace(step_s=given["pace"])
         if isinstance(given["faults"], list):
             given["faults"] = tuple(given["faults"])
@@ -191,30 +196,24 @@ class RunConfig:
     def _check_numbers(self) -> None:
         """No process waits for virtual time: it may be as long as one likes."""
         most, longest_s = self.place.workers_max, self.place.longest_s
-        within = "" if longest_s == inf else f" and of at most {longest_s:,.0f}, eleven days"
-        if not _is_whole(self.workers) or not 1 <= self.workers <= most:
-            raise ConfigurationError(f"workers={self.workers!r}: a whole number from 1 to {most} on one host")
-        most_workers = self.workers_max
-        if most_workers is not None and (not _is_whole(most_workers) or not self.workers <= most_workers <= most):
-            raise ConfigurationError(
-                f"workers_max={most_workers!r}: a whole number from {self.workers}, the run's workers, to {most}"
-            )
-        if self.threads is not None and (not _is_whole(self.threads) or self.threads < 1):
-            raise ConfigurationError(
-                f"threads={self.threads!r}: a whole number of at least 1, or None for a share of the cores"
-            )
-        if self.seed is not None and (not _is_whole(self.seed) or not 0 <= self.seed < 2**63):
-            raise ConfigurationError(f"seed={self.seed!r}: a whole number of at least 0 and below 2**63")
+        bounds = {"workers": (1, most), "workers_max": (self.workers, most), "threads": (1, inf), "seed": (0, SEED_MAX)}
+        for name, (least, largest) in bounds.items():
+            value = getattr(self, name)
+            if value is None and name != "workers":
+                continue
+            if not WHOLE.holds(value) or not least <= value <= largest:
+                to = f" to {largest}" if largest < inf else ""
+                raise ConfigurationError(f"{name}={value!r}: a whole number from {least}{to}")
         for name in ("evaluate_every_s", "timeout_s"):
             value = getattr(self, name)
-            if not is_number(value) or not 0 < value <= longest_s:
-                raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0{within}")
+            if not OR_INFINITE.holds(value) or value > longest_s:
+                raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0, at most {longest_s:,.0f}")
 
     def _check_faults(self) -> None:
         for fault in self.faults:
             if not isinstance(fault, (Slow, Kill)):
                 raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
-            if fault.worker is not None and not 0 <= fault.worker < self.workers:
+            if fault.worker is not None and fault.worker >= self.workers:
                 raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
 
     def check_server(self) -> None:
@@ -230,12 +229,6 @@ class RunConfig:
             raise ConfigurationError(
                 f"checkpoints, and going on from one, need a server, and under {self.strategy.name} workers fold without "
                 "one; take sync_sgd or async_sgd, or save worker 0's model in the training function"
-            )
-
-    def _check_checkpoints(self) -> None:
-        if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
-            raise ConfigurationError(
-                "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
             )
 
     @property
@@ -279,10 +272,6 @@ class RunConfig:
 
 
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(RunConfig)}
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _plain(value: object) -> object:

@@ -54,8 +54,3 @@ class Setting:
 def setting(default: Any, *options: Option, **about: Any) -> Any:
     """A field of `RunConfig`; `about` are the arguments of `Setting`."""
     return field(default=default, metadata={"setting": Setting(options=options, **about)})
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a number, true and false not being any."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from plesio.config.setting import is_number
+from plesio.cluster.check import FINITE
 from plesio.errors import ConfigurationError, unknown_name
 from plesio.observe.summary import all_digits, is_met, limit_reached
+from plesio.strategy.answers.answer import POSITIVE, Allowed
+
+COUNTED = Allowed("a whole number of at least 1", lambda value: POSITIVE.holds(value) and value == int(value))
+LIMITS = {"seconds": Allowed("a number of seconds above 0", POSITIVE.holds), "samples": COUNTED, "steps": COUNTED}
 
 
 class MetricMissingError(ConfigurationError):
@@ -49,16 +52,10 @@ class Until:
         self.seconds, self.samples, self.steps, self.metrics = seconds, samples, steps, metrics
         limits = {"seconds": seconds, "samples": samples, "steps": steps}
         self.limits = {name: value for name, value in limits.items() if value is not None}
-        for name, value in self.limits.items():
-            if name == "seconds" and not (is_number(value) and 0 < value < math.inf):
-                raise ConfigurationError(f"Until(seconds={value!r}): seconds must be a number of seconds above 0")
-            if name != "seconds" and not (is_number(value) and 1 <= value < math.inf and value == int(value)):
-                raise ConfigurationError(
-                    f"Until({name}={value!r}): {name} are counted, give a whole number of at least 1"
-                )
-        for name, value in metrics.items():
-            if not is_number(value) or not math.isfinite(value):
-                raise ConfigurationError(f"Until({name}={value!r}): a target is a finite number, such as accuracy=0.95")
+        for name, value in self.goals.items():
+            allowed = LIMITS.get(name, FINITE)
+            if not allowed.holds(value):
+                raise ConfigurationError(f"Until({name}={value!r}): {allowed.words}")
 
     @property
     def goals(self) -> dict[str, float]:
