@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 import msgspec
 
 from plesio.observe.summary import limit_reached
+
+TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
 
 
 class VirtualClock:
@@ -25,6 +28,16 @@ class VirtualClock:
         self._planned += 1
         heappush(self._due, (time_s, self._planned, action, subject))
 
+    def repeat(self, first_s: float, every_s: float, action: Callable[[float], object]) -> None:
+        """Call `action` with the time at `first_s`, and from then on whenever `every_s` have passed."""
+
+        def act(_: None) -> None:
+            action(self.now_s)
+            self.repeat(self.now_s + every_s, every_s, action)
+
+        if first_s < inf:
+            self.at(first_s, act, None)
+
     def step(self) -> bool:
         """Jump to what is due next and do it; False if nothing is."""
         if not self._due:
@@ -34,22 +47,44 @@ class VirtualClock:
         return True
 
 
+class Silence:
+    """Has it asked who is silent, for as long as something is on its way for longer than a worker may be silent, `silence_s`."""
+
+    def __init__(self, clock: VirtualClock, silence_s: float, ask: Callable[[], None]) -> None:
+        self._clock = clock
+        self._silence_s = silence_s
+        self._ask = ask
+        self._until_s = 0.0
+        self._asking = False
+
+    def lasts_until(self, time_s: float) -> None:
+        """Something is heard at `time_s`."""
+        if self._silence_s < time_s - self._clock.now_s < inf:
+            self._until_s = max(self._until_s, time_s)
+            if not self._asking:
+                self._asking = True
+                self._clock.at(self._clock.now_s + self._silence_s, self._tick, None)
+
+    def _tick(self, _: None) -> None:
+        self._ask()
+        self._asking = self._clock.now_s < self._until_s
+        if self._asking:
+            self._clock.at(self._clock.now_s + self._silence_s / TICKS, self._tick, None)
+
+
 class Limits(msgspec.Struct, frozen=True):
     """When a run ends before its workers do: the first that is reached; steps, samples, contributions of all together."""
 
-    seconds: float = float("inf")
-    steps: float = float("inf")
-    samples: float = float("inf")
-    contributions: float = float("inf")
+    seconds: float = inf
+    steps: float = inf
+    samples: float = inf
+    contributions: float = inf
 
-    def reached(self, steps: int, samples: int, contributions: int) -> str:
+    def reached(self, **counts: int) -> str:
         """Which of the counts is, in words; empty if none."""
-        if steps >= self.steps:
-            return limit_reached("steps", self.steps)
-        if samples >= self.samples:
-            return limit_reached("samples", self.samples)
-        if contributions >= self.contributions:
-            return limit_reached("contributions", self.contributions)
+        for name, count in counts.items():
+            if count >= getattr(self, name):
+                return limit_reached(name, getattr(self, name))
         return ""
 
 

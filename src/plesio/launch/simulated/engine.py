@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import closing
-from math import inf
 
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import ConfigurationError, WorkerLostError
@@ -31,7 +30,6 @@ from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.watching import Watching
 from plesio.observe.clients import Visit
-from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
@@ -50,7 +48,6 @@ class VirtualTimer(StillTimer):
 
     def __init__(self, timetable: Timetable) -> None:
         self._timetable = timetable
-
         self._step_s = 0.0  # if it is another's than this worker's
 
     def rest(self, sleep: Callable[[float], object]) -> None:
@@ -83,16 +80,16 @@ class SimulatedEngine:
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
             limits=Limits(**job.config.until.limits),
-            evaluate=self._evaluate if job.evaluate is not None else None,
-            evaluate_every_s=job.config.evaluate_every_s,
             recorder=self._recorder,
             checkpointer=self.checkpointer,
-            checkpoint_every_s=job.keeping.every_s if self.checkpointer.writes else inf,
             incarnation=job.incarnation,
             raise_on_nonfinite=job.config.on_nonfinite == "raise",
             look=self._look,
         )
+        if job.evaluate is not None:
+            self.run_of.clock.repeat(0.0, job.config.evaluate_every_s, self._evaluate)
         if self.checkpointer.writes:
+            self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
         self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds or bool(cluster.turns()))
 
@@ -111,17 +108,17 @@ class SimulatedEngine:
         outcome, program = self.outcome, self.run_of.program
         with no_wall_clock(), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             final = outcome.final = self.run_of.run()
-        self._stands(final.wall_s, final.version, final.now)
+        self._stands().now = final.now
         self._watch.look(self.live)  # a short run was never looked at
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
-        program.close(outcome.final.wall_s)
+        program.close(final.wall_s)
         outcome.incidents += self.run_of.incidents
         if not program.begun:
             return outcome
         if self.job.evaluate is not None and not outcome.interrupted:
-            self._judge(outcome.final.wall_s)
+            self._judge(final.wall_s)
         outcome.state_dict = self._seating.state_dict
         return outcome
 
@@ -145,27 +142,26 @@ class SimulatedEngine:
                 )
             raise worker.error
 
-    def _evaluate(self, time_s: float, version: int) -> str | None:
+    def _evaluate(self, now_s: float) -> None:
         if not self.run_of.program.begun:
-            return None  # nobody has joined yet: there is no model
-        self._judge(time_s)
-        self._stands(time_s, version, self.run_of.program.now(time_s, self.run_of.nbytes))
-        return self._watch(self.live)
+            return  # nobody has joined yet: there is no model
+        self._judge(now_s)
+        self.run_of.end(self._watch(self._stands()) or "")
 
-    def _stands(self, time_s: float, version: int, now: Standing | None = None) -> None:
-        live = self.live
-        live.time_s, live.version, live.now = time_s, version, now
-        live.steps, live.samples = self.run_of.steps, self.run_of.samples
-        live.events += self.run_of.incidents[self._happened :]
-        self._happened = len(self.run_of.incidents)
+    def _stands(self) -> Live:
+        """How the run stands now."""
+        run, live = self.run_of, self.live
+        live.time_s, live.version = run.clock.now_s, run.program.version
+        live.steps, live.samples = run.steps, run.samples
+        live.now = run.program.now(live.time_s, run.nbytes)
+        live.events += run.incidents[self._happened :]
+        self._happened = len(run.incidents)
+        return live
 
     def _look(self) -> None:
         """Between two evaluations all are told but the user's `watch`, which is called at times that are the same again."""
         if self._watch.due:
-            run = self.run_of
-            self._stands(run.clock.now_s, run.program.version, run.program.now(run.clock.now_s, run.nbytes))
-            if why := self._watch.look(self.live):
-                run.end(why)
+            self.run_of.end(self._watch.look(self._stands()) or "")
 
     def _judge(self, now_s: float) -> None:
         assert self._judgement is not None

@@ -21,21 +21,19 @@ and the last ones left are never evicted, however long their steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from math import inf
 
 import msgspec
 
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
-from plesio.core.events import Abandoned, Cancel, Discard, Grant, Left, Ticked, Verdict
+from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, Ticked, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
-from plesio.launch.simulated.clock import NO_LIMITS, Limits, VirtualClock
+from plesio.launch.simulated.clock import NO_LIMITS, Limits, Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
-from plesio.launch.simulated.workers import Answer, Message, Participant
+from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
@@ -49,34 +47,14 @@ from plesio.strategy import Strategy
 from plesio.transport.doorbell import Located
 
 LOOK_STEPS = 64  # how many events there are between two looks at the run
-TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
-
-
-class State(Enum):
-    ABSENT = "absent"
-    HERE = "here"
-    FINISHED = "finished"
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A participant and where it stands."""
-
-    participant: Participant
-    incarnation: int
-    state: State = State.ABSENT
-    latest: Message | None = None
-    called_off: tuple[Cancel, Located, float] | None = None
-    """A cancellation that came while it waited for data, with its answer, and when that is there."""
 
 
 class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
     The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
-    is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `evaluate` is called
-    with the time and the version; a reason ends the run. `look` is called between
-    events, now and then. `incarnation` is that of the first processes.
+    is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `look` is
+    called between events, now and then. `incarnation` is that of the first processes.
     """
 
     def __init__(
@@ -91,18 +69,13 @@ class VirtualRun(Replies):
         stealing: bool = False,
         silence_s: float = 300.0,
         limits: Limits = NO_LIMITS,
-        evaluate: Callable[[float, int], str | None] | None = None,
-        evaluate_every_s: float = 1.0,
         timeline: bool = True,
         recorder: Recorder | None = None,
         checkpointer: Checkpointer | None = None,
-        checkpoint_every_s: float = inf,
         incarnation: int = 1,
         raise_on_nonfinite: bool = False,
         look: Callable[[], None] | None = None,
     ) -> None:
-        if len(participants) != cluster.workers:
-            raise ConfigurationError(f"{len(participants)} participants for a cluster of {cluster.workers} workers")
         strategy.check_workers(cluster.workers)
         self.clock = VirtualClock()
         self.meter = Meter(cluster.workers, SPANS_MAX if timeline else 0)
@@ -125,35 +98,29 @@ class VirtualRun(Replies):
         self.push_nbytes, self.answer_nbytes = push_nbytes, answer_nbytes
         self._cluster = cluster
         self._network = network_of(strategy.via, cluster, self.clock)
-        self._silence_s = silence_s
+        self._silence = Silence(self.clock, silence_s, self._ask_who_is_silent)
         self._limits = limits
-        self._counts_end = min(limits.steps, limits.samples, limits.contributions) < inf
-        self._evaluate = evaluate
         self._look = look
-        self._evaluate_every_s = evaluate_every_s
-        self._checkpoint_every_s = checkpoint_every_s
-        self._workers = [_Worker(one, incarnation - 1) for one in participants]
+        self._workers = [Process(one, incarnation - 1) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
-        self._answered: list[
-            tuple[int, Answer | Discard, Located, float]
-        ] = []  # what to do when an event is dealt with
+        self._answered: list[tuple[int, Answer | Discard, Located, float]] = []  # until an event is dealt with
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
-        self._silent_until_s = 0.0
-        self._ticking = False
         self._wake_s = self._planned_s = inf
+        if limits.seconds < inf:
+            self.clock.at(limits.seconds, self.end, limit_reached("seconds", limits.seconds))
 
     # The loop
 
     def run(self) -> Final:
         """Run to the end; what it cost, in virtual seconds."""
         self.meter.begin(0.0)
-        steps = 0
+        events = 0
         try:
             self._prepare()
-            step, look = self.clock.step, self._look
-            while not self.ended and step():
-                if look is not None and (steps := steps + 1) % LOOK_STEPS == 0:
-                    look()
+            while not self.ended and self.clock.step():
+                events += 1
+                if self._look is not None and events % LOOK_STEPS == 0:
+                    self._look()
             self.ended = self.ended or "finished"
         finally:
             for worker in self._workers:
@@ -162,12 +129,6 @@ class VirtualRun(Replies):
         return self._final()
 
     def _prepare(self) -> None:
-        if self._limits.seconds < inf:
-            self.clock.at(self._limits.seconds, self.end, limit_reached("seconds", self._limits.seconds))
-        if self._evaluate is not None:
-            self.clock.at(0.0, self._evaluation, self._evaluate)
-        if self._checkpoint_every_s < inf:
-            self.clock.at(self._checkpoint_every_s, self._checkpoint, None)
         for turn in self._cluster.turns():
             self.clock.at(turn.at_s, self._turn, turn)
         absent = self._cluster.absent()
@@ -189,14 +150,6 @@ class VirtualRun(Replies):
         worker = self._workers[index]
         if worker.incarnation == incarnation and worker.state is not State.ABSENT:
             self.end(why)
-
-    def _evaluation(self, evaluate: Callable[[float, int], str | None]) -> None:
-        self.end(evaluate(self.clock.now_s, self.program.version) or "")
-        self.clock.at(self.clock.now_s + self._evaluate_every_s, self._evaluation, evaluate)
-
-    def _checkpoint(self, _: None) -> None:
-        self.program.keep(self.clock.now_s)
-        self.clock.at(self.clock.now_s + self._checkpoint_every_s, self._checkpoint, None)
 
     def _cut_short(self, index: int) -> None:
         """Count what a worker is doing when the run ends up to that time, or the longest waits would be missing."""
@@ -225,9 +178,13 @@ class VirtualRun(Replies):
         if worker.state is State.HERE and not turn.alive:
             self._go(turn.worker, died=isinstance(turn, Crash))
         elif worker.state is State.ABSENT and turn.alive:
-            self._begin(turn.worker)
-            self._send(turn.worker, self.clock.now_s, 0, self._joined, turn.worker)
+            self._come(turn.worker)
         self._end_if_over()
+
+    def _come(self, index: int) -> None:
+        """A process begins now, and the server hears of it when its message arrives."""
+        self._begin(index)
+        self._send(index, self.clock.now_s, 0, self._joined, index)
 
     def _begin(self, index: int) -> None:
         worker = self._workers[index]
@@ -284,8 +241,7 @@ class VirtualRun(Replies):
         worker = self._workers[index]
         if worker.state is State.HERE and worker.incarnation == incarnation:
             self._stop(index)
-            self._begin(index)
-            self._send(index, self.clock.now_s, 0, self._joined, index)
+            self._come(index)
 
     def _let_in(self) -> None:
         """Let in those who came back while their last contribution was not folded yet, and now is."""
@@ -313,26 +269,16 @@ class VirtualRun(Replies):
 
     def _send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
         """Send something to the server; if that takes long, look out for those who wait for it."""
-        due_s = self._network.send(index, sent_s, nbytes, arrive, what)
-        if due_s - self.clock.now_s > self._silence_s and due_s < inf:
-            self._silent_until_s = max(self._silent_until_s, due_s)
-            if not self._ticking:
-                self._ticking = True
-                self.clock.at(self.clock.now_s + self._silence_s, self._tick, None)
+        self._silence.lasts_until(self._network.send(index, sent_s, nbytes, arrive, what))
 
-    def _tick(self, _: None) -> None:
+    def _ask_who_is_silent(self) -> None:
         if self.program.sequencer.members.waiting:  # for the last ones left nobody need stop waiting: time is short
-            self.program.receive(Ticked(), self.clock.now_s)
-            self._settle()
-        self._ticking = self.clock.now_s < self._silent_until_s
-        if self._ticking:
-            self.clock.at(self.clock.now_s + self._silence_s / TICKS, self._tick, None)
+            self._receive(Ticked())
 
     def _end_grace(self, until_s: float) -> None:
         """A grace is over at `until_s`, unless everybody came before."""
         if self._wake_s == until_s:
-            self.program.receive(Ticked(), until_s)
-            self._settle()
+            self._receive(Ticked())
 
     def _arrived(self, message: Message) -> None:
         if message.void:
@@ -344,10 +290,9 @@ class VirtualRun(Replies):
             self.samples += request.samples
             self.program.pushed(index, message.incarnation, request, now_s, message.ready_s)
             self._settle()
-            if self._counts_end:
-                before = self.program.before
-                steps, samples = before.steps + self.steps, before.samples + self.samples
-                self.end(self._limits.reached(steps, samples, self.meter.exchanges))
+            before = self.program.before
+            steps, samples = before.steps + self.steps, before.samples + self.samples
+            self.end(self._limits.reached(steps=steps, samples=samples, contributions=self.meter.exchanges))
         elif isinstance(request, LeaseRequest):
             if not self.program.lease(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)
@@ -357,7 +302,7 @@ class VirtualRun(Replies):
             self.program.over(index, died=False)
             self._left(Left(index, message.incarnation, died=False))
 
-    def _abandoned(self, event: Abandoned) -> None:
+    def _receive(self, event: Event) -> None:
         self.program.receive(event, self.clock.now_s)
         self._settle()
 
@@ -439,7 +384,7 @@ class VirtualRun(Replies):
             message.void = True
             meter.cancelled(heard_s)
             batches = made.batches if made is not None else 0
-            self._send(index, heard_s, 0, self._abandoned, Abandoned(index, worker.incarnation, batches))
+            self._send(index, heard_s, 0, self._receive, Abandoned(index, worker.incarnation, batches))
         self._go_on(index, cancel, told, heard_s)
 
     def _told(self, message: Trouble | Writing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 
 from plesio.cluster import Cluster, Timetable
@@ -26,6 +27,12 @@ class Message:
     void: bool = False
 
 
+class State(Enum):
+    ABSENT = "absent"
+    HERE = "here"
+    FINISHED = "finished"
+
+
 class Participant:
     """A simulated worker."""
 
@@ -42,6 +49,18 @@ class Participant:
 
     def end(self) -> None:
         """This process is over: it crashed or left, or the run is."""
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A participant and where it stands."""
+
+    participant: Participant
+    incarnation: int
+    state: State = State.ABSENT
+    latest: Message | None = None
+    called_off: tuple[Cancel, Located, float] | None = None
+    """A cancellation that came while it waited for data, with its answer, and when that is there."""
 
 
 class TimedWorker(Participant):
