@@ -18,11 +18,9 @@ from plesio.errors import ConfigurationError
 from plesio.launch.checks import check_functions
 from plesio.launch.job import Live
 from plesio.launch.local.listen import Door
-from plesio.launch.result import EvaluateError as EvaluateError
 from plesio.launch.result import Run
 from plesio.launch.start import ALONE, alone
 from plesio.launch.start import start as start_here
-from plesio.observe.folders import make_folder
 from plesio.observe.progress import ProgressLine, is_watched
 from plesio.observe.sinks import Sink
 from plesio.strategy import Strategy
@@ -152,52 +150,43 @@ def start(
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
-    if config.place.elsewhere:
-        assert train is not None, "Ray's own workers join a local head"
-        with alone(ALONE):
-            return _on_ray(config, train, evaluate, watch, sinks, page)
-    return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None)
+    if not config.place.elsewhere:
+        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None)
+    with alone(ALONE):
+        check_functions(config, train, evaluate, watch)
+        if watch is not None or sinks:
+            raise ConfigurationError(
+                "watch= and sinks= are not possible with engine=ps.Ray(): the run stands at its head; until= works there"
+            )
+        if page and config.runs is None:
+            raise ConfigurationError(
+                "watch=True with engine=ps.Ray() needs runs=, a folder that the head and this host share"
+            )
+        return _on_ray(config, train, evaluate, config.runs if page else None)
 
 
 def _on_ray(
     config: RunConfig,
-    train: Callable[..., object],
+    train: Callable[..., object] | None,
     evaluate: Callable[..., Mapping[str, float]] | None,
-    watch: Callable[[Live], object] | None,
-    sinks: Sequence[Sink],
-    page: bool,
+    shown: Path | None,
 ) -> Run:
+    """The runs in the folder that is `shown` are on the page."""
     from plesio.launch.remote.ray_backend import run_on_ray
-
-    check_functions(config, train, evaluate, watch)
-    for name, given in (("watch", watch is not None), ("sinks", bool(sinks))):
-        if given:
-            raise ConfigurationError(
-                f"{name}= is not possible with engine=ps.Ray(): the run stands at its head; until= works there"
-            )
 
     def loop() -> None:
         from plesio.launch.remote.join import join
 
+        assert train is not None, "Ray's own workers join a local head"
         with join() as worker:
             train(worker)
 
-    with _shown_from(config.runs) if page else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if shown is not None:
+            shown.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_shown(shown))
         done: Run = run_on_ray(config, loop, evaluate)
     return done
-
-
-def _shown_from(runs: Path | None) -> contextlib.AbstractContextManager[None]:
-    """A page of all runs in a folder, which is made if it is not there."""
-    if runs is None:
-        raise ConfigurationError(
-            "watch=True with engine=ps.Ray() needs runs=, a folder that the head and this host share"
-        )
-    try:
-        make_folder(runs)
-    except OSError as error:
-        raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-    return _shown(runs)
 
 
 @contextlib.contextmanager

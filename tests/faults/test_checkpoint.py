@@ -236,10 +236,10 @@ def test_an_invalid_resume_folder_is_refused_with_a_remedy(tmp_path: Path) -> No
     empty.mkdir()
     file.touch()
     wrong = {
-        tmp_path / "runs" / "nosuch": f"there is no such folder; give .*; there is {run.folder}$",
-        tmp_path / "runs": f"there is no checkpoint in it; give .*; there is {run.folder}$",
-        without.folder: f"there is no checkpoint in it; give .*; there is {run.folder}$",
-        file: f"it is a file, not a folder; give .*; there is {run.folder}$",
+        tmp_path / "runs" / "nosuch": "there is no such folder; give ",
+        tmp_path / "runs": "there is no checkpoint in it; give ",
+        without.folder: "there is no checkpoint in it; give ",
+        file: "it is a file, not a folder; give ",
         empty: r"there is no checkpoint in it; give the folder of a run that kept .*--checkpoint-every-s 60$",
         5: "not the name of a folder; give ",
     }

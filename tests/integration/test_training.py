@@ -504,12 +504,6 @@ def test_a_dict_of_numbers_is_logged_like_keywords() -> None:
     assert {"logged", "history", "steps_per_s", "summary", "state_dict"} <= set(dir(run))
 
 
-@pytest.mark.parametrize("evaluate", [lambda model, loader: {}, lambda: {"a": 1.0}, lambda *, model: {}])
-def test_an_evaluate_that_takes_other_arguments_is_refused_before_anything_starts(evaluate: Any) -> None:
-    with pytest.raises(ps.ConfigurationError, match="is called with the model and nothing else"):
-        ps.run(logs_in_both_ways, "sync_sgd", workers=1, evaluate=evaluate)
-
-
 def compiles(worker: ps.Worker) -> None:
     model = torch.compile(nn.Sequential(nn.Linear(2, 1)), backend="eager")
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)

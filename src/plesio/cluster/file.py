@@ -14,8 +14,6 @@ from plesio.cluster.steps import StepTime
 from plesio.errors import ConfigurationError, unknown_name
 
 C = TypeVar("C")
-_TABLE = re.compile(r"\s*(\[\[?)\s*([\w.\"'-]+)\s*\]")
-_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 
 
 def load(path: Path, kind: type[C]) -> C:
@@ -63,26 +61,11 @@ def _find_traces(data: dict[str, Any], folder: Path) -> None:
 
 def _line(text: str, keys: str) -> int | None:
     """The line of `groups[1].step.sigma`, or of the nearest enclosing key."""
-    lines = _lines(text)
-    while keys:
-        if keys in lines:
-            return lines[keys]
-        keys = keys[: max(keys.rfind("."), keys.rfind("["), 0)]
-    return None
-
-
-def _lines(text: str) -> dict[str, int]:
-    """The line of each table and key. Keys of an inline table are on its key's line."""
-    lines: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if (header := _TABLE.match(line)) is not None:
-            name, _, inner = header[2].partition(".")
-            if header[1] == "[[":
-                counts[name] = counts.get(name, -1) + 1
-            table = (f"{name}[{counts[name]}]" if name in counts else name) + (f".{inner}" if inner else "")
-            lines[table] = number
-        elif (key := _KEY.match(line)) is not None:
-            lines[f"{table}.{key[1]}".lstrip(".")] = number
-    return lines
+    lines, at = text.splitlines(), None
+    for name, index in re.findall(r"(\w+)(?:\[(\d+)\])?", keys):
+        key = re.compile(rf"\s*\[\[ *{name} *\]\]" if index else rf"\s*\[[\w. ]*\b{name} *\]|.*\b{name}\s*=")
+        found = [number for number, line in enumerate(lines) if number >= (at or 0) and key.match(line)]
+        if len(found) <= int(index or 0):
+            break
+        at = found[int(index or 0)]
+    return at + 1 if at is not None else None

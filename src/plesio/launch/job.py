@@ -99,10 +99,7 @@ class Outcome:
 
     def judged(self, evaluation: Evaluation, raised: str, live: Live) -> None:
         """A snapshot was judged, or `evaluate` raised; the first time that is told."""
-        live.metrics = {
-            **live.metrics,
-            **evaluation.metrics,
-        }  # not each has to measure everything
+        live.metrics = {**live.metrics, **evaluation.metrics}  # not each has to measure everything
         live.evaluate_raised = raised
         if not raised:
             self.history.append(evaluation)

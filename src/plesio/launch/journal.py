@@ -13,10 +13,12 @@ from plesio.observe.provenance import source_of, train_hash, versions
 from plesio.protocol.journal import JournalHead, JournalWriter
 
 
-def head_of(job: Job, threads: int) -> JournalHead:
-    """What has to be the same for a replay to come out the same."""
-    config = job.config
-    return JournalHead(
+def begun(job: Job, threads: int) -> JournalWriter:
+    """The journal of a run, begun, or gone on with if it is there already; torch has `threads` in each process."""
+    path, config = Path(job.keeping.journal), job.config
+    if path.exists():
+        return JournalWriter.resume(path)
+    head = JournalHead(  # what has to be the same for a replay to come out the same
         workers_max=config.workers_max or msgspec.UNSET,
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),
@@ -32,9 +34,4 @@ def head_of(job: Job, threads: int) -> JournalHead:
         train_hash=train_hash(job.train),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
-
-
-def begun(job: Job, threads: int) -> JournalWriter:
-    """The journal of a run, begun, or gone on with if it is there already; torch has `threads` in each process."""
-    journal = Path(job.keeping.journal)
-    return JournalWriter.resume(journal) if journal.exists() else JournalWriter(journal, head_of(job, threads))
+    return JournalWriter(path, head)

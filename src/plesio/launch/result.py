@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
-from plesio.worker.warn import warn_at_end
+from plesio.worker.warn import warn, warn_at_end
 
 
 class EvaluateError(PlesioError):
@@ -108,11 +106,9 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> 
         lacking = folder.write(summary, outcome.state_dict)
         if lacking:  # a full disk is no reason to lose what was trained
             why = "; ".join(dict.fromkeys(lacking.values()))
-            warnings.warn(
+            warn(
                 f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
-                "weights are in what run returns: save run.state_dict where there is room",
-                RuntimeWarning,
-                stacklevel=6,
+                "weights are in what run returns: save run.state_dict where there is room"
             )
     returned = [outcome.returned.get(worker) for worker in range(len(summary.workers))]
     return Run(summary, outcome.state_dict, folder.path if folder else None, returned)
@@ -134,13 +130,12 @@ def warn_of_nothing(done: Run) -> None:
     """Warn where the training functions returned without training anything, or each made all of a loop."""
     if done.summary.multiplied:
         why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
-        with contextlib.suppress(RuntimeWarning):  # a filter that raises warnings would cost the whole run
-            warnings.warn(f"{done.summary.multiplied}: {why}", RuntimeWarning, stacklevel=6)
+        warn_at_end(f"{done.summary.multiplied}: {why}")
     if done.state_dict and (done.steps or done.version):
         return
     step = "step() of the optimizer that worker.prepare returned"
     missed = step if done.state_dict else "worker.prepare(model, optimizer, loader)"
-    warnings.warn(f"nothing was trained: no worker called {missed}", RuntimeWarning, stacklevel=6)
+    warn(f"nothing was trained: no worker called {missed}")
 
 
 def warn_of_few_rounds(strategy: Strategy, momentum: float, rounds: int) -> None:

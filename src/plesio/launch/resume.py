@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journa
 from plesio.server.checkpointer import Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest
 from plesio.strategy import Strategy
+from plesio.worker.warn import warn
 
 ALLOWED = (
     "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
     "checkpoint=ps.Checkpoint(every_s=60) or --checkpoint-every-s 60"
 )
-NEARBY = 3  # how many of the runs there are to resume are named
 UNKNOWN = "how many later updates are undone is not known"
 NO_JOURNAL = f"{UNKNOWN}: there is no journal"
 
@@ -57,14 +56,12 @@ def resumption(job: Job) -> Resumption | None:
     manifest = saved.manifest
     undone, unknown = _undone(manifest)
     if unknown and unknown != NO_JOURNAL:
-        warnings.warn(f"resumed from {saved.path}; {unknown}", RuntimeWarning, stacklevel=6)
+        warn(f"resumed from {saved.path}; {unknown}")
     if manifest.train_hash and manifest.train_hash != train_hash(job.train):
-        warnings.warn(
+        warn(
             f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
             f"goes on with the new one. plesio replay can do its journal again with neither: up to version "
-            f"{manifest.version} it is the old one's, from there on the new one's",
-            RuntimeWarning,
-            stacklevel=6,
+            f"{manifest.version} it is the old one's, from there on the new one's"
         )
     return Resumption(saved, undone, unknown)
 
@@ -107,16 +104,7 @@ def _checked(place: str | Path) -> Path:
         return path
     else:
         why = "there is no checkpoint in it"
-    raise CheckpointError(f"resume={str(place)!r}: {why}; {ALLOWED}{_nearby(path)}")
-
-
-def _nearby(path: Path) -> str:
-    """The newest runs in that folder or beside it that can be resumed, in words."""
-    for folder in (path, path.parent):
-        kept = sorted((one.parent for one in folder.glob(f"*/{FOLDER}") if kept_in(str(one))), key=lambda one: one.name)
-        if kept:
-            return f"; there is {', '.join(str(one) for one in kept[-NEARBY:])}"
-    return ""
+    raise CheckpointError(f"resume={str(place)!r}: {why}; {ALLOWED}")
 
 
 def _undone(manifest: Manifest) -> tuple[int, str]:

@@ -6,7 +6,6 @@ It goes from a process of the run to the one that started it, both on one host. 
 from __future__ import annotations
 
 import io
-import warnings
 
 import cloudpickle
 
@@ -17,16 +16,12 @@ BYTES_MAX = 16 * 1024 * 1024
 """Enough for figures, histories and predictions. Weights are in `run.state_dict` anyway."""
 
 
-class _TooLargeError(Exception):
-    pass
-
-
 class _Bounded(io.BytesIO):
     """Stops a value that is too large before all of it is copied."""
 
     def write(self, piece: object, /) -> int:
         if self.tell() + memoryview(piece).nbytes > BYTES_MAX:  # type: ignore[arg-type]
-            raise _TooLargeError(f"it is larger than {BYTES_MAX >> 20} MiB")
+            raise ValueError(f"it is larger than {BYTES_MAX >> 20} MiB")
         return super().write(piece)  # type: ignore[arg-type]
 
 
@@ -38,10 +33,9 @@ def packed(value: object, worker: int) -> bytes:
     try:
         cloudpickle.dump(value, file)
     except Exception as error:
-        why = str(error) if isinstance(error, _TooLargeError) else words_of(error)
         warn_at_end(
-            f"what worker {worker} returned, a {type(value).__name__}, is not kept in run.returned: {why}; return less, or "
-            "write it to a file"
+            f"what worker {worker} returned, a {type(value).__name__}, is not kept in run.returned: {words_of(error)}; "
+            "return less, or write it to a file"
         )
         return b""
     return file.getvalue()
@@ -52,9 +46,7 @@ def unpacked(value: bytes, worker: int) -> object:
     try:
         return cloudpickle.loads(value) if value else None
     except Exception as error:
-        warnings.warn(
-            f"what worker {worker} returned cannot be read here and is not kept in run.returned: {words_of(error)}",
-            RuntimeWarning,
-            stacklevel=2,
+        warn_at_end(
+            f"what worker {worker} returned cannot be read here and is not kept in run.returned: {words_of(error)}"
         )
         return None

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from plesio.config import RunConfig
-from plesio.config.engine import LOCAL, Engine
+from plesio.config.engine import LOCAL
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live, Outcome
+from plesio.launch.job import Job, Listening, Live
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
@@ -77,7 +77,7 @@ def start(
     momentum = momentum_of(config.strategy)
     if door is not None:
         _check_door(config.strategy, door.listening)
-    run_there = ENGINES[type(config.place)](config, door)
+    cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
     job = Job(
         config=config,
         train=train,
@@ -105,14 +105,17 @@ def start(
         config.until,
         watch,
         feeds,
-        begins=lambda: feeds.begin(called, document),
         before=(saved.steps, saved.samples) if saved is not None else (0, 0),
         folder=seen_in,
         head=_head(config, name, document, job),
     )
     shown = page(seen_in) if page is not None and seen_in is not None else contextlib.nullcontext()
     with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
-        outcome = run_there(job, seen, ctrl_c)
+        feeds.begin(called, document)
+        if cluster is not None:
+            outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
+        else:
+            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = result_of(config, outcome, folder)
@@ -126,24 +129,6 @@ def start(
     warn_of_nothing(done)
     warn_of_few_rounds(config.strategy, momentum, done.version)
     return done
-
-
-def _in_processes(config: RunConfig, door: Door | None) -> RunThere:
-    sockets = door.sockets if door is not None else ()
-    return lambda job, seen, ctrl_c: LocalEngine(job, seen, ctrl_c, sockets).run()
-
-
-def _simulated(config: RunConfig, door: Door | None) -> RunThere:
-    assert isinstance(config.engine, Simulated)
-    cluster = config.engine.on(config.workers)
-    return lambda job, seen, ctrl_c: SimulatedEngine(job, cluster, seen, ctrl_c).run()
-
-
-RunThere = Callable[[Job, Watching, CtrlC], Outcome]
-ENGINES: dict[type[Engine], Callable[[RunConfig, Door | None], RunThere]] = {
-    Engine: _in_processes,
-    Simulated: _simulated,
-}
 
 
 def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:

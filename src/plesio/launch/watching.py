@@ -25,7 +25,6 @@ class Watching:
 
     Args:
         watch: the user's.
-        begins: tells the sinks that the run begins.
         before: steps and samples of before a resume, which `until` counts, too.
         folder: where the record goes and the page's wishes come from, if anywhere.
         head: what the record says of the run as a whole.
@@ -36,7 +35,6 @@ class Watching:
         until: Until,
         watch: Callable[[Live], object] | None,
         feeds: Feeds,
-        begins: Callable[[], None],
         *,
         before: tuple[int, int],
         folder: Path | None,
@@ -44,7 +42,7 @@ class Watching:
     ) -> None:
         self.summary: Summary | None = None
         """What all are told at the end."""
-        self._until, self._watch, self._feeds, self._begins, self._before = until, watch, feeds, begins, before
+        self._until, self._watch, self._feeds, self._before = until, watch, feeds, before
         self._folder, self._head = folder, head
         self._record: Record | None = None
         self._live: Live | None = None
@@ -56,7 +54,6 @@ class Watching:
         self._stop: str | None = None
 
     def __enter__(self) -> Self:
-        self._begins()
         if self._folder is not None:
             self._record = Record(self._folder, self._head)
         return self
