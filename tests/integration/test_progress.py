@@ -296,13 +296,3 @@ def unrated(worker: ps.Worker) -> None:
 def test_an_optimizer_whose_rate_has_another_name_is_refused(strategy: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=r"Unrated has no setting 'lr' .it has .*rate"):
         ps.run(unrated, strategy, workers=1, timeout_s=30.0)
-
-
-def evaluates_twice(worker: ps.Worker) -> None:
-    model = nn.Linear(1, 1)
-    worker.prepare(model, torch.optim.LBFGS(model.parameters()))
-
-
-def test_simulated_hogwild_says_that_a_server_is_simulated() -> None:
-    with pytest.raises(ps.ConfigurationError, match="hogwild itself has no server; simulated"):
-        ps.run(evaluates_twice, "hogwild", workers=1, engine=ps.Simulated("uniform"))

@@ -250,10 +250,8 @@ def wait(request: Request, keep_random: bool = True) -> Any:
     assert parent is not None, "only a greenlet waits like this"
     try:
         answer = parent.switch(request)
-    except SeatLostError:
+    finally:
         torch.set_grad_enabled(gradients)
-        raise
-    torch.set_grad_enabled(gradients)
     if state is not None:
         state.restore()
     return answer

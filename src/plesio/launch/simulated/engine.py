@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from plesio.cluster import Cluster, Timetable
-from plesio.errors import ConfigurationError, WorkerLostError
+from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.journal import begun
@@ -108,8 +108,9 @@ class SimulatedEngine:
         outcome, program = self.outcome, self.run_of.program
         with no_wall_clock(), self._ctrl_c.telling(lambda: self.run_of.end("interrupted")):
             final = outcome.final = self.run_of.run()
-        self._stands().now = final.now
-        self._watch.look(self.live)  # a short run was never looked at
+        live = self._stands()
+        live.time_s, live.now = final.wall_s, final.now
+        self._watch.look(live)  # a short run was never looked at
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
@@ -135,11 +136,6 @@ class SimulatedEngine:
             run.push_nbytes = run.program.memory.push_bytes
             run.answer_nbytes = run.program.memory.answer_bytes
         elif worker.error is not None and self.job.config.on_worker_error == "raise":
-            if isinstance(worker.error, ConfigurationError) and not self.job.config.strategy.via.at_server:
-                name = self.job.config.strategy.name
-                raise ConfigurationError(
-                    f"{worker.error} ({name} itself has no server; simulated, a server does its arithmetic)"
-                )
             raise worker.error
 
     def _evaluate(self, now_s: float) -> None:
