@@ -23,7 +23,6 @@ from plesio import async_sgd, ringmaster
 from plesio.cluster import Cluster, Exponential, Group
 from plesio.core.events import Joined, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import timed_workers
 from plesio.strategy import Strategy
@@ -78,7 +77,7 @@ def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
     """Contributions a second where nothing is computed: what a what-if study costs."""
     cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
     participants = timed_workers(cluster, strategy.every, seed=0)
-    simulated = VirtualRun(strategy, cluster, participants, limits=Limits(contributions=count), timeline=False)
+    simulated = VirtualRun(strategy, cluster, participants, limits={"contributions": count}, timeline=False)
     with timed(count) as rate:
         simulated.run()
     return rate[0]

@@ -19,7 +19,6 @@ import numpy as np
 
 from plesio.cluster import Cluster
 from plesio.errors import ConfigurationError
-from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import timed_workers
 from plesio.protocol.launcher import Final
@@ -266,7 +265,7 @@ def tune(
             timed_workers(cluster, strategy.every, seed),
             folder,
             silence_s=math.inf,  # a step may take as long as it likes
-            limits=Limits(contributions=contributions, seconds=seconds),
+            limits={"contributions": contributions, "seconds": seconds},
             timeline=False,
         )
         record.begin(simulated, folder)

@@ -158,7 +158,7 @@ def test_first_keeps_groups_and_faults_of_the_first_workers() -> None:
         (lambda: Slow(worker=0, factor=0), "factor=0"),
         (lambda: Partition(worker=0, at_s=2, until_s=1), "until_s must be after at_s"),
         (lambda: Group(0, Constant(1.0)), "workers=0"),
-        (lambda: Cluster(()), "at least one group"),
+        (lambda: Cluster(()), "at least one plesio.cluster.Group"),
         (lambda: one(Constant(1.0), Slow(worker=1, factor=2)), "workers 0 to 0"),
         (lambda: Trace(), "either seconds"),
         (lambda: Trace(seconds=(1.0, -1.0)), "measurement 2 is -1.0"),

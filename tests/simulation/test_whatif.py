@@ -15,7 +15,6 @@ import plesio as ps
 from plesio.cli.main import main
 from plesio.cluster import Cluster, Group, Link, LogNormal
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.whatif import (
     Prediction,
@@ -94,7 +93,7 @@ def measured_on(*own_s: float, service_s: float, strategy: ps.Strategy) -> Measu
     groups = tuple(Group(1, LogNormal(0.02, 0.1), Link(one)) for one in own_s)
     cluster = Cluster(groups, Link(bytes_per_s=1000 / service_s))
     workers = timed_workers(cluster, strategy.every, seed=1)
-    run = VirtualRun(strategy, cluster, workers, push_nbytes=1000, answer_nbytes=1000, limits=Limits(steps=1_000)).run()
+    run = VirtualRun(strategy, cluster, workers, push_nbytes=1000, answer_nbytes=1000, limits={"steps": 1_000}).run()
     known = {name: getattr(run, name) for name in Final.__struct_fields__ if name in Summary.__struct_fields__}
     return measured(Summary(strategy=strategy.name, recipe="", **known))
 

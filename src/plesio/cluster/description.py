@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from plesio.cluster import file
+from plesio.cluster.check import Checked
 from plesio.cluster.faults import AnyFault, Fault, Join, Slow, Turn
 from plesio.cluster.machines import Group, Link
 from plesio.cluster.presets import PRESETS
 from plesio.cluster.steps import Timetable
 from plesio.errors import ConfigurationError, unknown_name
+from plesio.strategy.answers.answer import COUNT, Allowed
+
+GROUPS = Allowed(
+    "at least one plesio.cluster.Group(workers, step)",
+    lambda value: len(value) > 0 and all(isinstance(one, Group) for one in value),
+)
 
 
-class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Cluster(Checked, frozen=True):
     """The machines of a simulated run.
 
     Args:
@@ -32,16 +40,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (4, 0.1)
     """
 
-    groups: tuple[Group, ...]
+    groups: Annotated[tuple[Group, ...], GROUPS]
     server: Link = Link()
     faults: tuple[AnyFault, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.groups:
-            raise ConfigurationError("Cluster(groups=()): a cluster has at least one group of workers")
-        for number, group in enumerate(self.groups):
-            if not isinstance(group, Group):
-                raise ConfigurationError(f"groups[{number}]: {group!r}: a plesio.cluster.Group(workers, step)")
+        super().__post_init__()
         alive: dict[int, bool] = {}
         workers = self.workers
         for number, fault in enumerate(self.faults):
@@ -118,7 +122,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if name not in PRESETS:
             raise ConfigurationError(unknown_name("preset", name, PRESETS))
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        if not COUNT.holds(workers):
             raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
         return cls(**PRESETS[name](workers, step_s))
 

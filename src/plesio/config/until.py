@@ -79,13 +79,15 @@ class Until:
                 raise MetricMissingError(f"until {name}={wanted:g}: {unknown_name('metric', name, metrics)}")
             if is_met(name, metrics[name], wanted):
                 return f"{name} {all_digits(wanted)} reached"
-        for name, limit in self.limits.items():
-            if done[name] >= limit:
-                return limit_reached(name, limit)
-        return None
+        return limit_met(self.limits, done)
 
     def __repr__(self) -> str:
         return f"Until({', '.join(f'{name}={all_digits(value)}' for name, value in self.goals.items())})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Until) and self.goals == other.goals
+
+
+def limit_met(limits: Mapping[str, float], done: Mapping[str, float]) -> str | None:
+    """The first of the `limits` that is reached by what is `done`, in words."""
+    return next((limit_reached(name, limit) for name, limit in limits.items() if done[name] >= limit), None)

@@ -7,10 +7,6 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
-import msgspec
-
-from plesio.observe.summary import limit_reached
-
 TICKS = 10  # how many times in the time that a worker may be silent it is asked whether one is
 
 
@@ -70,22 +66,3 @@ class Silence:
         self._asking = self._clock.now_s < self._until_s
         if self._asking:
             self._clock.at(self._clock.now_s + self._silence_s / TICKS, self._tick, None)
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """When a run ends before its workers do: the first that is reached; steps, samples, contributions of all together."""
-
-    seconds: float = inf
-    steps: float = inf
-    samples: float = inf
-    contributions: float = inf
-
-    def reached(self, **counts: int) -> str:
-        """Which of the counts is, in words; empty if none."""
-        for name, count in counts.items():
-            if count >= getattr(self, name):
-                return limit_reached(name, getattr(self, name))
-        return ""
-
-
-NO_LIMITS = Limits()

@@ -25,7 +25,6 @@ from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
-from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.watching import Watching
@@ -79,7 +78,7 @@ class SimulatedEngine:
             [_Participant(self, rank, one) for rank, one in enumerate(cluster.timetables(job.config.seeded))],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
-            limits=Limits(**job.config.until.limits),
+            limits=job.config.until.limits,
             recorder=self._recorder,
             checkpointer=self.checkpointer,
             incarnation=job.incarnation,

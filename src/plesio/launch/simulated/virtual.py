@@ -20,18 +20,19 @@ and the last ones left are never evicted, however long their steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
 
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
+from plesio.config.until import limit_met
 from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, Ticked, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
-from plesio.launch.simulated.clock import NO_LIMITS, Limits, Silence, VirtualClock
+from plesio.launch.simulated.clock import Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State
 from plesio.memory.port import Memory
@@ -54,7 +55,8 @@ class VirtualRun(Replies):
 
     The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
     is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `look` is
-    called between events, now and then. `incarnation` is that of the first processes.
+    called between events, now and then. `limits`: the seconds, steps, samples or contributions after which the run ends.
+    `incarnation` is that of the first processes.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class VirtualRun(Replies):
         answer_nbytes: int = 0,
         stealing: bool = False,
         silence_s: float = 300.0,
-        limits: Limits = NO_LIMITS,
+        limits: Mapping[str, float] = {},
         timeline: bool = True,
         recorder: Recorder | None = None,
         checkpointer: Checkpointer | None = None,
@@ -106,8 +108,8 @@ class VirtualRun(Replies):
         self._answered: list[tuple[int, Answer | Discard, Located, float]] = []  # until an event is dealt with
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
         self._wake_s = self._planned_s = inf
-        if limits.seconds < inf:
-            self.clock.at(limits.seconds, self.end, limit_reached("seconds", limits.seconds))
+        if limits.get("seconds", inf) < inf:
+            self.clock.at(limits["seconds"], self.end, limit_reached("seconds", limits["seconds"]))
 
     # The loop
 
@@ -290,9 +292,10 @@ class VirtualRun(Replies):
             self.samples += request.samples
             self.program.pushed(index, message.incarnation, request, now_s, message.ready_s)
             self._settle()
-            before = self.program.before
-            steps, samples = before.steps + self.steps, before.samples + self.samples
-            self.end(self._limits.reached(steps=steps, samples=samples, contributions=self.meter.exchanges))
+            if self._limits:
+                steps, samples = self.program.before.steps + self.steps, self.program.before.samples + self.samples
+                done = {"seconds": now_s, "steps": steps, "samples": samples, "contributions": self.meter.exchanges}
+                self.end(limit_met(self._limits, done) or "")
         elif isinstance(request, LeaseRequest):
             if not self.program.lease(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)

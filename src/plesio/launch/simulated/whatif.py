@@ -25,7 +25,6 @@ import msgspec
 
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.launch.simulated.clock import Limits
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.amounts import duration, percent
@@ -170,7 +169,7 @@ def _predict(
         ],
         push_nbytes=push,
         answer_nbytes=answer,
-        limits=Limits(steps=min(run.steps, steps_max)),
+        limits={"steps": min(run.steps, steps_max)},
         timeline=False,
     )
     final = virtual.run()
@@ -282,11 +281,8 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
         off = _off(ran, others)
         if off <= CLOSE:
             return f"Keep {ran.strategy}: no other of these would have been {CLOSE - 1:.0%} faster."
-        replayed, took = duration(_replay(ran, others).time_s, 1), duration(ran.time_s, 1)
-        return (
-            f"Keep {ran.strategy}: no other of these would have been {off:.1f} times faster. Less cannot be told: the replay of "
-            f"what ran takes {replayed} instead of {took}."
-        )
+        faster = f"no other of these would have been {off:.1f} times faster"
+        return f"Keep {ran.strategy}: {faster}. Less cannot be told: {_replayed(ran, others)}."
     took = f"{'at least ' if best.at_least else ''}{duration(best.time_s, 1)}"
     waited = "would have waited" if any(one is ran for one in others) else "waited"
     again = f" ({duration(_replay(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
@@ -304,9 +300,13 @@ def misfit(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
             "each worker nor a queue at the server explains"
         )
     if _off(ran, others) > FITS:
-        replayed, took = duration(_replay(ran, others).time_s, 1), duration(ran.time_s, 1)
-        return f"the measured times do not fit the model, for the replay of what ran takes {replayed} instead of {took}"
+        return f"the measured times do not fit the model, for {_replayed(ran, others)}"
     return ""
+
+
+def _replayed(ran: Prediction, others: Sequence[Prediction]) -> str:
+    replay_s = _replay(ran, others).time_s
+    return f"the replay of what ran takes {duration(replay_s, 1)} instead of {duration(ran.time_s, 1)}"
 
 
 def _cause(run: Measured) -> str:
