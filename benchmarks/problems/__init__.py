@@ -20,7 +20,7 @@ import numpy as np
 from plesio.cluster import Cluster
 from plesio.errors import ConfigurationError
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import timed_workers
+from plesio.launch.simulated.workers import TimedWorker
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from problems.analytic import Analytic, Problem, Record, Vector
@@ -262,7 +262,7 @@ def tune(
         simulated = VirtualRun(
             strategy,
             cluster,
-            timed_workers(cluster, strategy.every, seed),
+            [TimedWorker(one, strategy.every) for one in cluster.timetables(seed)],
             folder,
             silence_s=math.inf,  # a step may take as long as it likes
             limits={"contributions": contributions, "seconds": seconds},

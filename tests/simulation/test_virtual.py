@@ -36,13 +36,13 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker, timed_workers
+from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker
 from plesio.memory.port import Memory
 from plesio.protocol.launcher import Final
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Seconds
+from plesio.strategy.answers import Every, Seconds
 from plesio.strategy.recipes import (
     allreduce,
     async_sgd,
@@ -71,6 +71,10 @@ FREE, MINUTE = Link(), {"seconds": 60.0}
 
 def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults: Sequence[AnyFault] = ()) -> Cluster:
     return Cluster(tuple(Group(1, step, link) for step in steps), server, tuple(faults))
+
+
+def timed_workers(cluster: Cluster, every: Every, seed: int) -> list[TimedWorker]:
+    return [TimedWorker(timetable, every) for timetable in cluster.timetables(seed)]
 
 
 def simulate(

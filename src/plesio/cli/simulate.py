@@ -12,14 +12,14 @@ from plesio.cli.live import simulated_in, terminal
 from plesio.cli.options import REQUIRED, Arguments, ScriptPath, Watch, options_of, takes_settings
 from plesio.cli.run import code_of, train
 from plesio.cli.typed import config_of, in_words
-from plesio.config import SETTINGS
 from plesio.config.setting import Option
+from plesio.config.simulated import Simulated
 
 (CLUSTER,) = options_of("engine")
 
 
 @takes_settings(
-    but=[name for name, setting in SETTINGS.items() if setting.processes_only],
+    but=list(Simulated.refuses),
     instead=[
         Option("--cluster", CLUSTER.help, CLUSTER.metavar, str, REQUIRED),
         Option(

@@ -73,8 +73,8 @@ def _workers(typed: Typed) -> int:
     number, cluster = typed["workers"], typed.get("cluster")
     if cluster is None:
         return PROCESSES if number is None else int(number)
-    for name, setting in SETTINGS.items():
-        for option in options_of(name) if setting.processes_only else ():
+    for name in Simulated.refuses:
+        for option in options_of(name):
             if typed.get(key_of(option)):
                 raise ConfigurationError(
                     f"{option.name} is for real processes, and --cluster {cluster} simulates the workers; give a cluster "

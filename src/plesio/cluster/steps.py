@@ -134,23 +134,15 @@ class Trace(Law, frozen=True):
 
 def _read_trace(path: Path) -> tuple[float, ...]:
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ConfigurationError(f"trace file {path}: {error.strerror}; give a file with one number a line") from error
-    seconds = []
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        try:
-            seconds.append(float(text))
-        except ValueError:
-            raise ConfigurationError(
-                f"trace file {path}, line {number}: {text!r} is no number; allowed: one number of seconds a line"
-            ) from None
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        seconds = tuple(float(line) for line in lines if line and not line.startswith("#"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"trace file {path}: {error}; give a file with one number of seconds a line"
+        ) from error
     if not seconds:
         raise ConfigurationError(f"trace file {path} holds no number; allowed: one number of seconds a line")
-    return tuple(seconds)
+    return seconds
 
 
 StepTime = Constant | LogNormal | Exponential | Pareto | Ranked | Walk | Trace

@@ -60,7 +60,6 @@ class RunConfig:
             int | None,
         ),
         fixed=True,
-        processes_only=True,
     )
     engine: str | Simulated | Ray = setting(
         "local",
@@ -85,7 +84,6 @@ class RunConfig:
         Option("--kill", "Kill a worker (or: server) that long into training. May be repeated.", "WORKER:SECONDS"),
         kind=tuple,
         example="a list of ps.Slow(...) and ps.Kill(...)",
-        processes_only=True,
     )
     pace: Pace | None = setting(
         None,
@@ -93,7 +91,6 @@ class RunConfig:
         Option("--jitter", "Let paced steps vary by this share (normal, 0 to 1).", "SHARE", float, 0.0),
         kind=Pace | None,
         example="seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)",
-        processes_only=True,
     )
     evaluate_every_s: float = setting(
         1.0, help="Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5
@@ -125,7 +122,6 @@ class RunConfig:
         None,
         help="How many torch has in each process; left out: its share of the cores.",
         metavar="N",
-        processes_only=True,
     )
     checkpoint: Checkpoint | None = setting(
         None,
@@ -136,6 +132,8 @@ class RunConfig:
     resume: Path | None = setting(
         None,
         Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
+        kind=Path | None,
+        example="the folder of a run that kept checkpoints",
     )
     runs: Path | None = setting(
         None,
@@ -145,7 +143,6 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
-        self._check_engine()
         self._check_numbers()
         self._convert()
         for name, one in SETTINGS.items():
@@ -180,11 +177,6 @@ class RunConfig:
             if isinstance(given[name], str):
                 given[name] = Path(given[name])
         vars(self).update(given)  # the class is frozen
-
-    def _check_engine(self) -> None:
-        if not isinstance(self.engine, Engine) and self.engine != "local":
-            such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
-            raise ConfigurationError(f"engine={self.engine!r}: {such}")
 
     def _check_refused(self) -> None:
         """Raise `ConfigurationError` for a setting that the engine does not take. As many workers as there are is no scaling."""
@@ -243,7 +235,12 @@ class RunConfig:
 
     @property
     def place(self) -> Engine:
-        return self.engine if isinstance(self.engine, Engine) else LOCAL
+        if isinstance(self.engine, Engine):
+            return self.engine
+        if self.engine != "local":
+            such = "'local', ps.Ray(), or ps.Simulated(cluster), as ps.Simulated('one-straggler')"
+            raise ConfigurationError(f"engine={self.engine!r}: {such}")
+        return LOCAL
 
     @property
     def simulated(self) -> bool:

@@ -30,7 +30,6 @@ class Setting:
         kind: the class that a value must be of, for `isinstance`; None: it is checked elsewhere.
         example: what a refusal of another kind recommends.
         fixed: a resumed run must have the same value.
-        processes_only: a simulated run refuses it.
     """
 
     options: tuple[Option, ...] = ()
@@ -41,7 +40,6 @@ class Setting:
     kind: Any = None
     example: str = ""
     fixed: bool = False
-    processes_only: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raise `ConfigurationError` for a value of the wrong kind, or one that is not among the `words`."""

@@ -91,20 +91,12 @@ def _in_words(config: RunConfig, names: list[str], other: RunConfig) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _checked(place: str | Path) -> Path:
-    """`place`, if it is a folder with checkpoints in it, damaged or not."""
-    if not isinstance(place, (str, Path)):
-        raise CheckpointError(f"resume={place!r}: not the name of a folder; {ALLOWED}")
-    path = Path(place)
-    if not path.exists():
-        why = "there is no such folder"
-    elif not path.is_dir():
-        why = "it is a file, not a folder"
-    elif (path / MANIFEST).is_file() or kept_in(str(path)) or kept_in(str(path / FOLDER)):
+def _checked(path: Path) -> Path:
+    """`path`, if it is a folder with checkpoints in it, damaged or not."""
+    if (path / MANIFEST).is_file() or kept_in(str(path)) or kept_in(str(path / FOLDER)):
         return path
-    else:
-        why = "there is no checkpoint in it"
-    raise CheckpointError(f"resume={str(place)!r}: {why}; {ALLOWED}")
+    why = "there is no checkpoint in it" if path.exists() else "there is no such folder"
+    raise CheckpointError(f"resume={str(path)!r}: {why}; {ALLOWED}")
 
 
 def _undone(manifest: Manifest) -> tuple[int, str]:

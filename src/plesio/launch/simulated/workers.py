@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from plesio.cluster import Cluster, Timetable
+from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.strategy.answers import Every
@@ -87,7 +87,3 @@ class TimedWorker(Participant):
             if steps >= left or self._due(steps, time_s - now_s, answer.version, granted):
                 self._done, self._latest = self._done + steps, steps
                 return time_s, Contribution(answer.number + 1, steps, steps)
-
-
-def timed_workers(cluster: Cluster, every: Every, seed: int) -> list[TimedWorker]:
-    return [TimedWorker(timetable, every) for timetable in cluster.timetables(seed)]
