@@ -53,12 +53,8 @@ class RunConfig:
     workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
     workers_max: int | None = setting(
         None,
-        Option(
-            "--workers-max",
-            "Up to how many workers may join; the run is scaled for those beyond --workers.",
-            "N",
-            int | None,
-        ),
+        help="Up to how many workers may join; the run is scaled for those beyond --workers.",
+        metavar="N",
         fixed=True,
     )
     engine: str | Simulated | Ray = setting(
@@ -131,7 +127,8 @@ class RunConfig:
     )
     resume: Path | None = setting(
         None,
-        Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
+        help="Go on from the newest checkpoint of that run folder.",
+        metavar="RUN",
         kind=Path | None,
         example="the folder of a run that kept checkpoints",
     )

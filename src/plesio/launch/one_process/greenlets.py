@@ -31,7 +31,7 @@ from torch import nn
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
-from plesio.launch.participation import Participation, Place, Reply
+from plesio.launch.participation import Participation, Place
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import (
     A,
@@ -183,12 +183,6 @@ class GreenletWorker(Participation):
         self._bell = _Switch(self._watcher, self._used, self.state.draws is not None)
         place: Place = wait(hello)
         return place
-
-    def _ready(self, place: Place) -> None:
-        """It says so when it waits for the beginning."""
-
-    def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
-        raise AssertionError("workers of one process fold nothing among themselves")
 
     def _leased(self, request: LeaseRequest) -> LeaseReply:
         if self.state.stopped:
