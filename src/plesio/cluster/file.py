@@ -20,12 +20,10 @@ def load(path: Path, kind: type[C]) -> C:
     """The cluster, of this `kind`, that a file describes."""
     try:
         text = path.read_text()
-    except OSError as error:
-        raise ConfigurationError(f"cluster file {path}: {error.strerror}; give a TOML file") from error
-    try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"cluster file {path}: not TOML: {error}") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"cluster file {path}: {why}; give a TOML file") from error
     _find_traces(data, path.parent)
     try:
         return msgspec.convert(data, kind)

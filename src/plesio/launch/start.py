@@ -97,20 +97,15 @@ def start(
     job = kept(job, path, begin_from)
     called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
     saved = begin_from.saved.manifest if begin_from is not None else None
-    ending = contextlib.ExitStack()
-    seen_in = path
-    if page is not None and path is None:
-        seen_in = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
-    seen = Watching(
-        config.until,
-        watch,
-        feeds,
-        before=(saved.steps, saved.samples) if saved is not None else (0, 0),
-        folder=seen_in,
-        head=_head(config, name, document, job),
-    )
-    shown = page(seen_in) if page is not None and seen_in is not None else contextlib.nullcontext()
-    with ending, shown, CtrlC() as ctrl_c, seen:  # until all is written
+    with contextlib.ExitStack() as ending:  # until all is written
+        seen_in = path
+        if page is not None:
+            seen_in = path or Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
+            ending.enter_context(page(seen_in))
+        ctrl_c = ending.enter_context(CtrlC())
+        before = (saved.steps, saved.samples) if saved is not None else (0, 0)
+        head = _head(config, name, document, job)
+        seen = ending.enter_context(Watching(config.until, watch, feeds, before=before, folder=seen_in, head=head))
         feeds.begin(called, document)
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()

@@ -188,9 +188,8 @@ class GreenletWorker(Participation):
         if self.state.stopped:
             return LeaseReply(stop=True)
         begun = self._exchange is not None and self._used is not None and self._used.batches > 0
-        reply: LeaseReply = wait(
-            request, keep_random=begun or self.state.draws is not None
-        )  # else they are seeded anew
+        keeps = begun or self.state.draws is not None  # else they are seeded anew
+        reply: LeaseReply = wait(request, keeps)
         return reply
 
     def leave(self) -> None:
