@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "plesio"
 PAGE = Path(__file__).with_name("errors.md")
 PLACE = "<!-- every message -->"
 VALUE = "…"
+CHECKED = ("StrategyError", "ConfigurationError")
 
 
 class Message(NamedTuple):
@@ -39,12 +40,12 @@ def messages() -> dict[str, list[Message]]:
 
 def _raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id.endswith("Error")
-            and node.args
-        ):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+            continue
+        if node.func.id == "Allowed":  # what a field may be: of a strategy, or of a setting
+            for text in _texts(node.args[0]):
+                yield from ((name, f"{VALUE} must be {text}") for name in CHECKED if text != VALUE)
+        if node.func.id.endswith("Error"):
             for text in _texts(node.args[0]):
                 text = re.sub(rf"{VALUE}(?:\s*{VALUE})+", VALUE, " ".join(text.split()))
                 if re.search(r"\w", text):  # else another error's, passed on

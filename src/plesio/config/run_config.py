@@ -53,8 +53,12 @@ class RunConfig:
     workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
     workers_max: int | None = setting(
         None,
-        help="Up to how many workers may join; the run is scaled for those beyond --workers.",
-        metavar="N",
+        Option(
+            "--workers-max",
+            "Up to how many workers may join; the run is scaled for those beyond --workers.",
+            "N",
+            int | None,
+        ),
         fixed=True,
     )
     engine: str | Simulated | Ray = setting(
@@ -127,8 +131,7 @@ class RunConfig:
     )
     resume: Path | None = setting(
         None,
-        help="Go on from the newest checkpoint of that run folder.",
-        metavar="RUN",
+        Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
         kind=Path | None,
         example="the folder of a run that kept checkpoints",
     )

@@ -55,7 +55,7 @@ class Until:
         for name, value in self.goals.items():
             allowed = LIMITS.get(name, FINITE)
             if not allowed.holds(value):
-                raise ConfigurationError(f"Until({name}={value!r}): {allowed.words}")
+                raise ConfigurationError(f"Until({name}={value!r}): {name} must be {allowed.words}")
 
     @property
     def goals(self) -> dict[str, float]:
