@@ -512,7 +512,7 @@ def test_epoch_without_a_loader_is_refused() -> None:
 @pytest.mark.parametrize("method", ["spawn", None])
 def test_the_loaders_multiprocessing_context_is_kept(method: str | None) -> None:
     source = DataLoader(range(8), batch_size=2, num_workers=1, multiprocessing_context=method)  # type: ignore[arg-type, var-annotated]
-    got = BatchMaker(source)._relay._loader.multiprocessing_context
+    got = BatchMaker(source)._loader.multiprocessing_context
     assert (got and got.get_start_method()) == method
 
 

@@ -25,14 +25,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import LeaseReply
 from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order, size_of
-from plesio.worker.data.own_order import END, OwnOrder
-from plesio.worker.data.source import as_loader
+from plesio.worker.data.own_order import OwnOrder
+from plesio.worker.data.source import StandIn, as_loader
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn_at_end
@@ -46,7 +45,7 @@ Lease = Callable[[int, int, int, int, int], LeaseReply]
 """(epoch, total batches, most, unused, digest) -> the server's reply."""
 
 
-class LeasedLoader:
+class LeasedLoader(StandIn):
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
     Its length is an equal share of the epoch, rounded up; how many batches come depends on everybody's speed. Its other
@@ -65,13 +64,10 @@ class LeasedLoader:
     ) -> None:
         self._theirs = loader
         self._source = source = as_loader(loader)
-        lone = state.draws is not None
-        self._maker = BatchMaker(source, source.generator if lone else None)
-        self._own: OwnOrder | None = None
-        if state.draws is not None:
-            self._own = OwnOrder(source, state.draws, isinstance(loader, DataLoader), self._maker.relays)
-        else:
-            self._order = Order(source, state.seed)
+        self._lone = state.draws is not None
+        as_in_script = self._lone and loader is source
+        self._maker = BatchMaker(source, as_in_script)
+        self._order = Order(source, state.seed) if state.draws is None else OwnOrder(source, state.draws, as_in_script)
         self._state = state
         self._lease = lease
         self._counts = counts
@@ -81,7 +77,7 @@ class LeasedLoader:
         """Whether the loop is in an iteration."""
         self.read = 0
         """How many batches this process was given."""
-        self._total = (self._own or self._order).total
+        self._total = self._order.total
         if self._total == 0:
             raise ConfigurationError(
                 "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
@@ -104,8 +100,6 @@ class LeasedLoader:
         self._first = True
         self._used = used
         self._begun = begun
-        self.looped = False
-        """Whether anybody looped over it."""
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
         self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
         self._told_of_empty = False
@@ -114,26 +108,20 @@ class LeasedLoader:
     def __len__(self) -> int:
         return self._share
 
-    def __getattr__(self, name: str) -> Any:
-        """Of the user's DataLoader."""
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._source, name)
-
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches; without gradients all of an epoch, for no training."""
         self.looped = True
         if not torch.is_grad_enabled():
             return self._whole()
-        return self._part() if self._own is not None else self._when_asked()
+        return self._part() if self._lone else self._when_asked()
 
     def _when_asked(self) -> Iterator[Any]:
         """Nothing is leased for an iterator that nobody asks for a batch."""
         yield from self._part()
 
     def _whole(self) -> Iterator[Any]:
-        if self._own is not None:
-            return whole_pass(self._theirs)
+        if self._lone:
+            return whole_pass(self._theirs, self._source)
         batches = self._order.batches(max(0, self.epochs - 1))
         return BatchMaker(self._source).over(batches[number] for number in range(self._total))
 
@@ -144,8 +132,7 @@ class LeasedLoader:
         self.epochs += 1
         self._open = True
         more = self._more(epoch)
-        if self._own is not None:
-            (self._own.begin if more else self._own.skip)(epoch)
+        (self._order.begin if more else self._order.skip)(epoch)
         return self._given(self._maker.over(self._indices(epoch, more)))
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -188,7 +175,7 @@ class LeasedLoader:
     @property
     def position(self) -> int:
         """How many batches the run has used up, as a script on its own would count them."""
-        if self._own is not None:
+        if self._lone:
             return self.read
         here = self._leased - len(self._granted) - len(self._ahead)  # and about as many on each of the others
         used = round(self.progress * self._total) + here * self._workers
@@ -201,8 +188,7 @@ class LeasedLoader:
 
     def drawn(self) -> None:
         """All batches of the pass are given out, and the loop may not ask for more: a lone worker's sampler comes to its end."""
-        if self._own is not None:
-            self._own.end()
+        self._order.end()
 
     def leave(self) -> None:
         """Give back what the last iteration did not use: all of it, if it was only a look at the data."""
@@ -230,24 +216,21 @@ class LeasedLoader:
         """What batches are to be made of: each as it is needed, or some ahead where the DataLoader has processes."""
         while more:
             of_epoch, number = self._granted[0]
-            indices = self._order.batches(of_epoch)[number] if self._own is None else self._own.batch(number)
-            if indices is END:
+            if (indices := self._order.batch(of_epoch, number)) is None:
                 return
             self._granted.popleft()
             self._ahead.append(size_of(indices))
             yield indices
             more = self._more(epoch)
-        if self._own is not None:
-            self._own.end()
+        self._order.end()
 
     def _more(self, epoch: int) -> bool:
         """Whether there is a batch to take; asks for more if none is left, and some may be."""
         self._forget_lost()
         if not self._granted and (self._unused or epoch >= self._through):
-            digest = self._order.digest(epoch) if self._own is None else 0
             unused, self._unused = self._unused, 0
             asked_s = time.monotonic()
-            reply = self._lease(epoch, self._total, self._most, unused, digest)
+            reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
             self._used.waited_s += time.monotonic() - asked_s
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)

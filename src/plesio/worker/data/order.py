@@ -65,6 +65,19 @@ class Order:
         self._next = 0
         self.total = self._length()
 
+    def begin(self, epoch: int) -> None:
+        """A pass over the epoch begins."""
+
+    def skip(self, epoch: int) -> None:
+        """A pass over the epoch has nothing to do: a resumed run has done it, or others took all."""
+
+    def batch(self, epoch: int, number: int) -> Any:
+        """Batch `number` of the epoch; None where it has fewer."""
+        return self.batches(epoch)[number]
+
+    def end(self) -> None:
+        """The loop asks for more than the pass has."""
+
     def batches(self, epoch: int) -> Any:
         """Gives each of the epoch's batches by its number."""
         for one in range(min(self._next, epoch), epoch + 1) if self._in_turn else (epoch,):

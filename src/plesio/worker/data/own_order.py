@@ -11,65 +11,60 @@ import torch
 from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
-from plesio.worker.data.order import Order, can_draw_again, generators_of, index_sampler
+from plesio.worker.data.order import Order, can_draw_again, generators_of
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import RandomState
 
-END = object()
 
-
-class OwnOrder:
+class OwnOrder(Order):
     """Each pass draws anew, as a DataLoader does: first the seed of its processes, then indices, as they are needed.
 
     Args:
         source: the loader.
         draws: the sources.
-        seeds: whether the pass draws that seed: the user gave a DataLoader. `relays`: another DataLoader draws it.
+        seeds: whether the pass draws that seed: the user gave a DataLoader.
     """
 
-    def __init__(self, source: DataLoader[Any], draws: OwnDraws, seeds: bool, relays: bool) -> None:
-        self._generator = source.generator
-        self._sampler: Any = index_sampler(source)
-        self._draws = draws
-        self._seeds, self._relays = seeds, relays
+    def __init__(self, source: DataLoader[Any], draws: OwnDraws, seeds: bool) -> None:
+        super().__init__(source, 0)
+        self._source, self._draws, self._draws_seed = source, draws, seeds
         draws.generators = generators_of(source, source.batch_sampler)
-        self.total = Order(source, 0).total
         self._indices: Iterator[Any] = iter(())
-        self._next = 0
+        self._number = 0
 
     def begin(self, epoch: int) -> None:
-        """A pass begins."""
+        """A pass begins; the DataLoader that makes its batches draws the seed."""
         self._draws.begin(epoch)
-        self._begin(self._seeds and not self._relays)
+        self._indices, self._number = iter(self._sampler), 0
 
     def skip(self, epoch: int) -> None:
-        """A resumed run has done this epoch: a sampler with a source of its own draws it all the same, to stay in step."""
+        """A sampler with a source of its own draws it all the same, to stay in step."""
         if not can_draw_again(self._sampler):
             outside = RandomState(self._draws.generators)
             deque(self._sampler, maxlen=0)
             outside.restore()
 
-    def _begin(self, seeds: bool) -> None:
-        self._indices, self._next = iter(self._sampler), 0
-        if seeds:
-            torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+    def digest(self, epoch: int) -> int:
+        return 0
 
-    def batch(self, number: int) -> Any:
-        """Batch `number` of the pass, or END. One that comes back is drawn again, from where the pass began."""
-        outside = RandomState() if number < self._next else None
+    def batch(self, epoch: int, number: int) -> Any:
+        """One that comes back is drawn again, from where the pass began."""
+        outside = RandomState() if number < self._number else None
         if outside is not None:
             self._draws.rewind()
-            self._begin(self._seeds)
-        deque(islice(self._indices, number - self._next), maxlen=0)
+            self._indices, self._number = iter(self._sampler), 0
+            if self._draws_seed:
+                torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
+        deque(islice(self._indices, number - self._number), maxlen=0)
         self._draws.caught_up()
-        found, self._next = next(self._indices, END), number + 1
+        found, self._number = next(self._indices, None), number + 1
         if outside is not None:
             outside.restore()
         return found
 
     def end(self) -> None:
-        """The loop asks for more than the pass has: a sampler may draw once more then."""
-        if self._next == self.total and next(self._indices, END) is not END:
+        """A sampler may draw once more then."""
+        if self._number == self.total and next(self._indices, None) is not None:
             raise ConfigurationError(
                 f"{type(self._sampler).__name__} drew more than the {self.total} batches of its length: have __len__ return "
                 "what comes"

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from plesio.errors import ConfigurationError
 from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order
-from plesio.worker.data.source import as_loader
+from plesio.worker.data.source import StandIn, as_loader, settings_of
 from plesio.worker.data.use import DataUse
 
 
-class SharedLoader:
+class SharedLoader(StandIn):
     """A loader beside the first: yields this worker's part of each pass, or all of it where nothing is trained on it.
 
     - A pass without gradients, or while the model is in eval mode, is over all the data, in order. A step there is refused.
@@ -55,18 +55,11 @@ class SharedLoader:
         self._begun, self._judges, self._used = begun, judges, used
         self._passes = 0
         self._whole = workers == 1  # whether the last pass was over all
-        self.looped = False
-        """Whether anybody looped over it."""
 
     def __len__(self) -> int:
         """How many batches a pass has, as the last one was; an equal share, where that was a part."""
         whole = self._whole or self._sees_all()
         return self._order.total if whole else math.ceil(self._order.total / self._workers)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._source, name)
 
     def _sees_all(self) -> bool:
         return not torch.is_grad_enabled() or self._judges()
@@ -74,7 +67,7 @@ class SharedLoader:
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
         if self._workers == 1:
-            return whole_pass(self._given)
+            return whole_pass(self._given, self._source)
         epoch, self._passes = self._passes, self._passes + 1
         numbers = range(self._order.total)
         if self._sees_all():
@@ -111,7 +104,7 @@ class SharedLoader:
         return self._maker.over(batches[number] for number in numbers)
 
 
-class StreamLoader:
+class StreamLoader(StandIn):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's.
 
     The part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element.
@@ -128,14 +121,13 @@ class StreamLoader:
         self._used = used
         self._skipped = skipped
         self._workers = workers
-        self.looped = False
-        """Whether anybody looped over it."""
-        kept = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "batch_size", "drop_last"]
-        if source.num_workers:
-            kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
-        kept += ["generator"] if workers == 1 else []
-        settings: dict[str, Any] = {name: getattr(source, name) for name in kept}
-        self._loader: DataLoader[Any] = DataLoader(_part(source.dataset, rank, workers), **settings)
+        self._loader: DataLoader[Any] = DataLoader(
+            _part(source.dataset, rank, workers),
+            batch_size=source.batch_size,
+            drop_last=source.drop_last,
+            generator=source.generator if workers == 1 else None,
+            **settings_of(source),
+        )
 
     def __len__(self) -> int:
         """An equal share; TypeError, as of the data set, if that has no length."""
@@ -155,11 +147,6 @@ class StreamLoader:
                 self._used.samples += size
             yield batch
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._source, name)
-
 
 class _EveryNth(IterableDataset[Any]):
     def __init__(self, dataset: Any, rank: int, workers: int) -> None:
@@ -167,9 +154,8 @@ class _EveryNth(IterableDataset[Any]):
         self._rank, self._workers = rank, workers
 
     def __iter__(self) -> Iterator[Any]:
-        for place, element in enumerate(
-            self.dataset
-        ):  # in each of the DataLoader's processes: the n-th of what it reads
+        # in each of the DataLoader's processes: the n-th of what it reads
+        for place, element in enumerate(self.dataset):
             if place % self._workers == self._rank:
                 yield element
 

@@ -11,6 +11,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from plesio.errors import ConfigurationError
 
 
+class StandIn:
+    """What stands in for something of the user's, `_source`: it has the attributes of that, but for its own."""
+
+    _source: Any
+    looped = False
+    """Whether anybody looped over it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._source, name)
+
+
 def as_loader(loader: Any) -> DataLoader[Any]:
     """A DataLoader as it is; any other sized dataset as one that yields single items."""
     if isinstance(loader, DataLoader):
@@ -33,6 +46,14 @@ def as_loader(loader: Any) -> DataLoader[Any]:
 def is_stream(loader: Any) -> bool:
     """Whether this is a DataLoader over data without numbered samples."""
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How it makes batches: arguments for another one."""
+    kept = ["num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"]
+    if loader.num_workers:
+        kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
+    return {name: getattr(loader, name) for name in kept}
 
 
 def _check_shareable(loader: DataLoader[Any]) -> None:
