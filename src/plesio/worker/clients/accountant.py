@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from math import ceil
 
 from plesio.errors import ConfigurationError
@@ -39,9 +40,8 @@ class Accountant:
         self._privacy, self._context = privacy, context
         self._event = PoissonSampledDpEvent(privacy.per_round / len(clients.split), GaussianDpEvent(privacy.noise))
         self._new = rdp.RdpAccountant
-        logging.getLogger("absl").setLevel(
-            logging.ERROR
-        )  # it tells of orders that it leaves out, which only loosens the bound
+        # it tells of orders that it leaves out, which only loosens the bound
+        logging.getLogger("absl").setLevel(logging.ERROR)
         self.places = min(len(clients.split), clients.per_round + ceil(8 * clients.per_round**0.5) + 8)
         self.rounds = clients.rounds if privacy.epsilon is None else self._allowed(privacy.epsilon, clients.rounds)
         self._ends_early = self.rounds < clients.rounds
@@ -61,16 +61,13 @@ class Accountant:
 
     def _allowed(self, epsilon: float, most: int) -> int:
         """How many releases stay within `epsilon`, of `most`."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._epsilon(middle) <= epsilon else (low, middle - 1)
-        if not low:
+        allowed = bisect_right(range(1, most + 1), epsilon, key=self._epsilon)
+        if not allowed:
             raise ConfigurationError(
                 f"Privacy(epsilon={epsilon:g}): one round spends {self._epsilon(1):.3g} at delta {self._privacy.delta:g}; allow "
                 "more, or give more noise, more clients or fewer of them a round"
             )
-        return low
+        return allowed
 
     def tell(self) -> None:
         """What the versions made have spent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,27 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from plesio.cluster.steps import Law, StepTime
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import COUNT, DECAY, PART, WHOLE, Allowed
 from plesio.worker.clients.held_out import labels_of, split_off
-from plesio.worker.warn import warn
+from plesio.worker.warn import listed, warn
 
 Evaluate = Callable[[nn.Module, Iterator[Any]], Mapping[str, float]]
 CLIENTS = 1 << 32
 """Added to a client's number where a worker's would stand in a seed, so that no two streams are the same."""
 
+ALLOWED = {
+    **dict.fromkeys(("per_round", "rounds", "epochs", "batch_size", "evaluate_every"), COUNT),
+    **dict.fromkeys(("num_workers", "clients_min"), WHOLE),
+    "available": Allowed(f"{PART.words}, or a function", lambda value: callable(value) or PART.holds(value)),
+    "held_out": DECAY,
+    "speeds": Allowed(
+        "a law of plesio.cluster, such as LogNormal(0.1, 1.0)", lambda value: isinstance(value, Law | None)
+    ),
+    "on_client_error": Allowed("'raise' or 'skip'", lambda value: value in (None, "raise", "skip")),
+}
 
+
+@dataclass(eq=False, repr=False)
 class Clients:
     """A data set that is divided among clients, for a strategy of federated rounds (`ps.fedavg()` and others).
 
@@ -68,58 +82,37 @@ class Clients:
     3
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        split: Sequence[Sequence[int]],
-        *,
-        per_round: int,
-        rounds: int = 100,
-        epochs: int = 1,
-        batch_size: int = 32,
-        shuffle: bool = True,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        num_workers: int = 0,
-        drop_last: bool = False,
-        available: float | Callable[[int, int], bool] = 1.0,
-        held_out: float = 0.0,
-        evaluate_clients: Evaluate | None = None,
-        evaluate_every: int = 1,
-        speeds: StepTime | None = None,
-        on_client_error: str | None = None,
-        clients_min: int = 0,
-    ) -> None:
-        counts = {"per_round": per_round, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
-        for name, value in (counts | {"evaluate_every": evaluate_every}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigurationError(f"Clients({name}={value!r}): a whole number of at least 1")
-        for name, value in {"num_workers": num_workers, "clients_min": clients_min}.items():
-            if not isinstance(value, int) or not 0 <= value <= (per_round if name == "clients_min" else value):
-                raise ConfigurationError(
-                    f"Clients({name}={value!r}): a whole number from 0, clients_min per_round at most"
-                )
-        if on_client_error not in (None, "raise", "skip"):
-            raise ConfigurationError(f"Clients(on_client_error={on_client_error!r}): 'raise' or 'skip'")
-        if not 0 <= held_out < 1:
-            raise ConfigurationError(f"Clients(held_out={held_out!r}): a number of at least 0 and below 1")
-        if not callable(available) and not 0 < available <= 1:
-            raise ConfigurationError(f"Clients(available={available!r}): a number above 0 and at most 1, or a function")
-        if evaluate_clients is not None and not held_out:
+    dataset: Any
+    split: Sequence[Any]
+    _: KW_ONLY
+    per_round: int
+    rounds: int = 100
+    epochs: int = 1
+    batch_size: int = 32
+    shuffle: bool = True
+    collate: Callable[[list[Any]], Any] = default_collate
+    num_workers: int = 0
+    drop_last: bool = False
+    available: float | Callable[[int, int], bool] = 1.0
+    held_out: float = 0.0
+    evaluate_clients: Evaluate | None = None
+    evaluate_every: int = 1
+    speeds: StepTime | None = None
+    on_client_error: str | None = None
+    clients_min: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in ALLOWED.items():
+            if not allowed.holds(value := getattr(self, name)):
+                raise ConfigurationError(f"Clients({name}={value!r}): {allowed.words}")
+        if self.clients_min > self.per_round:
+            raise ConfigurationError(f"Clients(clients_min={self.clients_min}): per_round, {self.per_round}, at most")
+        if self.evaluate_clients is not None and not self.held_out:
             raise ConfigurationError("Clients(evaluate_clients=...) has nothing to evaluate on; say held_out=0.2, too")
-        if speeds is not None and not isinstance(speeds, Law):
-            raise ConfigurationError(
-                f"Clients(speeds={speeds!r}): a law of plesio.cluster, such as LogNormal(0.1, 1.0)"
-            )
-        self.dataset = dataset
-        self.split = [np.asarray(part, dtype=np.int64) for part in split]
-        self.per_round, self.rounds, self.epochs, self.batch_size = per_round, rounds, epochs, batch_size
-        self.shuffle, self.collate, self.available = shuffle, collate, available
-        self.held_out, self.evaluate_clients, self.evaluate_every = held_out, evaluate_clients, evaluate_every
-        self.num_workers, self.drop_last, self.speeds = num_workers, drop_last, speeds
-        self.on_client_error, self.clients_min = on_client_error, clients_min
+        self.split = [np.asarray(part, dtype=np.int64) for part in self.split]
         # what a subclass's __getitem__ or a collate of the user's makes of a sample is theirs to say
-        self._sliced = type(dataset) is TensorDataset and collate is default_collate
-        self._labels = labels_of(dataset) if held_out else None
+        self._sliced = type(self.dataset) is TensorDataset and self.collate is default_collate
+        self._labels = labels_of(self.dataset) if self.held_out else None
         self._check_split()
 
     def _check_split(self) -> None:
@@ -129,16 +122,15 @@ class Clients:
             )
         empty = [str(client) for client, part in enumerate(self.split) if not self._trains_on(part)]
         if empty:
-            named = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
             raise ConfigurationError(
-                f"Clients: client {named} has no sample to train on; drop such clients with plesio.splits.nonempty(split), or "
-                "divide the data more evenly"
+                f"Clients: client {listed(empty)} has no sample to train on; drop such clients with "
+                "plesio.splits.nonempty(split), or divide the data more evenly"
             )
         samples, every = len(self.dataset), np.concatenate(self.split)
-        if every.min() < 0 or every.max() >= samples:
+        outside = every[(every < 0) | (every >= samples)]
+        if len(outside):
             raise ConfigurationError(
-                f"Clients: the split has the index {int(every.min() if every.min() < 0 else every.max())}, and the data set has "
-                f"{samples} samples"
+                f"Clients: the split has the index {outside[0]}, and the data set has {samples} samples"
             )
         distinct = len(np.unique(every))
         if distinct < len(every):
