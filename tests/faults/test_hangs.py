@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import plesio as ps
-import plesio.worker.worker
+import plesio.worker.metrics
 from plesio.launch.job import Job, Live
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.processes import Processes
@@ -357,7 +357,7 @@ def test_a_worker_that_reads_no_answers_is_cut_off() -> None:
 
 def talkative(worker: ps.Worker, folder: Path) -> None:
     """Each step is worth a message to the process that began the run; `folder`/"steps" is as long as their number."""
-    plesio.worker.worker.LOG_S = 0.0
+    plesio.worker.metrics.LOG_S = 0.0
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
     with (folder / "steps").open("ab", buffering=0) as steps:

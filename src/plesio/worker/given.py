@@ -15,6 +15,7 @@ from plesio.errors import ConfigurationError
 from plesio.tensors.model import Models
 from plesio.tensors.several import Several
 from plesio.worker.clients import Clients
+from plesio.worker.exchanges.exchange import Exchange
 
 ALLOWED = "modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
 
@@ -67,6 +68,22 @@ class Given:
                 raise ConfigurationError(
                     f"prepare was given a {type(schedule).__name__} of another {kind} than it was given: give it that one, too"
                 )
+
+    def check_strategy(self, exchange: Exchange) -> None:
+        """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
+        if self.clients and not exchange.by_client:
+            raise ConfigurationError(
+                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
+            )
+        if exchange.private and not self.clients:
+            raise ConfigurationError(
+                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
+            )
+        if self.loaders and exchange.by_client:
+            raise ConfigurationError(
+                "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "
+                "worker.contribute(samples=...) in a loop over data of your own"
+            )
 
     @property
     def model(self) -> nn.Module:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import torch
 import torch.distributed as dist
-from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.riders.counters import Counting
 from plesio.riders.schedules import Scheduling
+from plesio.strategy.answers.answer import COUNT, WHOLE
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
@@ -22,41 +21,21 @@ from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
-from plesio.worker.data.source import is_stream
+from plesio.worker.data.source import StandIn, is_stream
+from plesio.worker.data.trained import trained_since
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.explaining import explain, refuse_synchronised
 from plesio.worker.given import Given
 from plesio.worker.guards.exchanged import unwatch, watch
 from plesio.worker.guards.guards import Guards
+from plesio.worker.metrics import Metrics
 from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.shared_tables import SharedTables
-from plesio.worker.state import WorkerState
-from plesio.worker.warn import listed, warn_at_end
-
-LOG_S = 0.1
-"""How often logged numbers are sent on."""
-ALL_TAKEN = (
-    "an epoch may hold no batch for a worker: others took all of them, or it was done before the run was resumed. Then next() "
-    "of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look at the data "
-    "in the loader given to prepare"
-)
-TWICE = "mark a variable ready only once"
-"""DistributedDataParallel raises this if a parameter gets a gradient after its bucket was reduced."""
-NO_GROUP = "Default process group has not been initialized"
-"""torch raises this where a collective is called, and there is no group of processes."""
-IN_LOCK_STEP = (
-    "for that workers are a process group under strategies in lock step (sync_sgd, allreduce, local_sgd), where ps.run starts "
-    "two or more as processes; not under others, in simulated runs, in replays and where workers join a run"
-)
-ONE_FORWARD = (
-    "Under all-reduce, return tensors, or tuples, lists or dicts of them, from forward (no object of another class), use all "
-    "parameters that the loss needs inside one forward pass of the prepared model (not a model.scale read outside of it), and "
-    "call backward() before the next one (for two towers: one forward pass that computes both); or take a strategy that leaves "
-    "this free, such as sync_sgd"
-)
+from plesio.worker.warn import warn_at_end
 
 
 class Worker:
@@ -97,13 +76,11 @@ class Worker:
         self._loader: LeasedLoader | None = None
         self._clients: LeasedClients | None = None
         self._prepared: dict[int, Any] = {}  # by the identity of what was given
+        self._schedules: list[RunSchedule] = []
         self._used = DataUse()
         self._shared = 0  # loaders beside the first
         self._in_step = False
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self._logged_steps = self._sent_steps = 0
-        self._sent_s = context.now_s()
+        self._metrics = Metrics(context)
 
     # What the training function may ask
 
@@ -183,10 +160,7 @@ class Worker:
             raise ConfigurationError(
                 f"worker.stop({type(reason).__name__}): the reason is text, such as 'no better for 5 epochs'"
             )
-        if self._exchange is None:
-            raise ConfigurationError(
-                "worker.stop before prepare: this worker takes no part in the run yet; prepare first, or raise an error"
-            )
+        self._taking_part("stop")
         words = as_utf8(" ".join(reason.split()))
         self._context.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
 
@@ -231,30 +205,7 @@ class Worker:
                 "worker.log under privacy=: what clients' data say would leave as it is, without noise; leave it out, and judge "
                 "versions by evaluate=, on data that anybody may know"
             )
-        for name, value in {**(metrics or {}), **named}.items():
-            try:
-                number = float(value.detach() if isinstance(value, torch.Tensor) else value)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise ConfigurationError(
-                    f"worker.log({name}=...): {type(value).__name__} is not one number ({error})"
-                ) from error
-            if name == "loss":
-                self._state.loss = number
-            self._sums[name] = self._sums.get(name, 0.0) + number
-            self._counts[name] = self._counts.get(name, 0) + 1
-        self._logged_steps = self._state.steps
-        if self._context.now_s() - self._sent_s > LOG_S:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._sums:
-            return
-        means = {as_utf8(name): total / self._counts[name] for name, total in self._sums.items()}
-        self._context.logged(self._logged_steps - self._sent_steps, means)
-        self._sums.clear()
-        self._counts.clear()
-        self._sent_steps = self._logged_steps
-        self._sent_s = self._context.now_s()
+        self._metrics.add({**(metrics or {}), **named})
 
     # Taking part
 
@@ -311,22 +262,25 @@ class Worker:
         sorted_out = Given.sorted(given)
         if self._exchange is None:
             sorted_out.check()
-            self._take_part(sorted_out, after_step, trainable == "all")
-            assert self._exchange is not None, "it takes part"
-            self._exchange.lets_writes_go = on_write == "warn"
+            self._take_part(sorted_out, after_step, trainable == "all").lets_writes_go = on_write == "warn"
         else:
-            self._prepare_more(sorted_out)
-        self._prepared |= {
-            id(one): RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
-            for one in sorted_out.schedulers
-        }
+            self._prepare_more(sorted_out, self._exchange)
+        for one in sorted_out.schedulers:
+            if id(one) not in self._prepared:
+                schedule = RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
+                self._prepared[id(one)] = schedule
+                self._schedules.append(schedule)
         return tuple(None if one is None else self._prepared[id(one)] for one in given)
 
-    def _prepare_more(self, given: Given) -> None:
+    def _taking_part(self, call: str) -> Exchange:
+        if self._exchange is None:
+            raise ConfigurationError(f"worker.{call} before prepare: prepare the model and the optimizer first")
+        return self._exchange
+
+    def _prepare_more(self, given: Given, exchange: Exchange) -> None:
         """What a later call may be given: schedulers, what was given before, and optimizers where any may step."""
-        assert self._exchange is not None, "it takes part"
         optimizers = [one for one in given.optimizers if id(one) not in self._prepared]
-        if self._exchange.any_optimizer:
+        if exchange.any_optimizer:
             self._prepared |= {id(one): one for one in optimizers}
         elif optimizers:
             raise ConfigurationError(
@@ -340,69 +294,54 @@ class Worker:
                 "several folds call ps.run once each"
             )
 
-    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> None:
+    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> Exchange:
         model, optimizer = given.model, given.optimizer
-        self._begun = partial(_trained_since, self._state, optimizer)
+        self._begun = partial(trained_since, self._state, optimizer)
         self._judges = lambda: not any(one.training for one in given.modules)
         after = AfterStep.of(after_step) if after_step is not None else None
         if self.workers > 1 and not dist.is_initialized():
-            _refuse_synchronised(model)
+            refuse_synchronised(model)
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
         if others:
-            self._loader = self._leased(others[0])
-            self._loader.begins = self._go_on
+            self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)
         self._tables = SharedTables(model, self._state, self._context.inline)
-        self._exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
-        if after is not None and self._exchange.local:
-            self._exchange.after_step = Applied(after, self._exchange.replica.layout.specs)
-        self._check_clients(given)
-        if self._exchange.cancels:
+        exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
+        self._exchange = exchange
+        if after is not None and exchange.local:
+            exchange.after_step = Applied(after, exchange.replica.layout.specs)
+        given.check_strategy(exchange)
+        if exchange.cancels:
             for module in model.modules():
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_CancellationCheck(self))
-        if not self._exchange.any_optimizer:
-            watch(self._exchange.replica.trained, self._exchange)
-        reads_alone = lambda: self.workers > 1 and not (self._used.batches or self._used.samples)  # noqa: E731
-        guards.prepared(not self._exchange.local, reads_alone, self._state.riders.of(Scheduling).rate_before)
-        if self.rank == 0 and not self._exchange.shares_parameters:
+        if not exchange.any_optimizer:
+            watch(exchange.replica.trained, exchange)
+        guards.prepared(
+            not exchange.local,
+            lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
+            self._state.riders.of(Scheduling).rate_before,
+        )
+        if self.rank == 0 and not exchange.shares_parameters:
             guards.warn_of_outside()
         several = len(given.optimizers) > 1
+        fetch = self._context.optimizer_state
         self._prepared = {
             **{id(one): one for one in given.modules},
             id(model): ours,
             **{
-                id(one): ExchangedOptimizer(
-                    one, self._exchange, guards.before_step, self._context.optimizer_state, several
-                )
+                id(one): ExchangedOptimizer(one, exchange, guards.before_step, fetch, several)
                 for one in given.optimizers
             },
             **{id(one): self._loader for one in others[:1]},
             **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
             **{id(one): self._lent(one, model) for one in given.clients},
         }
-        for one in given.optimizers:
-            if self._tables.any:
-                self._prepared[id(one)].register_step_post_hook(self._tables.settle)
-
-    def _check_clients(self, given: Given) -> None:
-        """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
-        assert self._exchange is not None, "it takes part"
-        if given.clients and not self._exchange.by_client:
-            raise ConfigurationError(
-                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
-            )
-        if self._exchange.private and not given.clients:
-            raise ConfigurationError(
-                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
-            )
-        if given.loaders and self._exchange.by_client:
-            raise ConfigurationError(
-                "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "
-                "worker.contribute(samples=...) in a loop over data of your own"
-            )
+        for one in given.optimizers if self._tables.any else ():
+            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
+        return exchange
 
     def _lent(self, clients: Clients, model: torch.nn.Module) -> LeasedClients:
         assert isinstance(self._exchange, ServerExchange), "a strategy by client has a server"
@@ -410,17 +349,15 @@ class Worker:
         return self._clients
 
     def _begin_client(self, round: int) -> None:
-        for one in self._prepared.values():
-            if isinstance(one, RunSchedule):
-                one.begin_client(round)
+        for one in self._schedules:
+            one.begin_client(round)
 
     def _go_on(self) -> None:
         """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
         assert self._loader is not None, "it gives the batch"
         self._loader.read += self._state.batches_before
-        schedules = [one for one in self._prepared.values() if isinstance(one, RunSchedule)]
-        for one in schedules:
-            one.go_on(len(schedules))
+        for one in self._schedules:
+            one.go_on(len(self._schedules))
 
     def share(self, loader: Any) -> Any:
         """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.
@@ -436,8 +373,7 @@ class Worker:
         Raises:
             ConfigurationError: before prepare, or no data that can be shared out.
         """
-        if self._exchange is None:
-            raise ConfigurationError("worker.share before prepare: prepare the model and the optimizer first")
+        self._taking_part("share")
         return self._parted(loader, self._used if self._loader is None or not self._loader.looped else DataUse())
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
@@ -447,8 +383,11 @@ class Worker:
         seed = step_seed(self.seed, self._shared, 0)
         return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used)
 
-    def _leased(self, data: Any, counts: bool = True) -> LeasedLoader:
-        return LeasedLoader(data, self._context.lease, self._state, self.workers, self._used, self._begun, counts)
+    def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
+        lease, state, used = self._context.lease, self._state, self._used
+        self._loader = LeasedLoader(data, lease, state, self.workers, used, self._begun, counts)
+        self._loader.begins = self._go_on
+        return self._loader
 
     # Loops without a loader
 
@@ -464,23 +403,20 @@ class Worker:
         Raises:
             ConfigurationError: before prepare, beside a loader given to prepare, or another number than before.
         """
-        if self._exchange is None:
-            raise ConfigurationError("worker.steps before prepare: prepare the model and the optimizer first")
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ConfigurationError(f"worker.steps({number!r}): a whole number of steps, from 1")
-        if self._loader is None:
-            self._loader = self._leased(range(number), counts=False)
-            self._loader.begins = self._go_on
-        elif not isinstance(self._loader.dataset, range):
+        self._taking_part("steps")
+        if not COUNT.holds(number):
+            raise ConfigurationError(f"worker.steps({number!r}): {COUNT.words}")
+        loader = self._loader if self._loader is not None else self._lease(range(number), counts=False)
+        if not isinstance(loader.dataset, range):
             raise ConfigurationError(
                 "worker.steps beside a prepared loader: the run's steps are its batches; loop over it"
             )
-        elif len(self._loader.dataset) != number:
+        if len(loader.dataset) != number:
             raise ConfigurationError(
-                f"worker.steps({number}) after worker.steps({len(self._loader.dataset)}): a run has one number of steps; loop "
+                f"worker.steps({number}) after worker.steps({len(loader.dataset)}): a run has one number of steps; loop "
                 "again over the same"
             )
-        return iter(self._loader)
+        return iter(loader)
 
     def epochs(self, number: int) -> Iterator[int]:
         """The epochs that are left: `for epoch in worker.epochs(5)`. A resumed run, or a worker that comes late, begins with
@@ -494,12 +430,11 @@ class Worker:
                 "worker.epochs counts the data that prepare shares out, and prepare was given no loader; loop over "
                 "worker.steps(number)"
             )
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ConfigurationError(f"worker.epochs({number!r}): a whole number of epochs")
+        if not WHOLE.holds(number):
+            raise ConfigurationError(f"worker.epochs({number!r}): {WHOLE.words}")
         first = self._loader.epochs = max(self._loader.epochs, int(self._loader.find_out()))
-        for one in self._prepared.values():
-            if isinstance(one, RunSchedule):
-                one.go_to(first)  # by epoch; one that goes by batch catches up at its first call
+        for one in self._schedules:
+            one.go_to(first)  # by epoch; one that goes by batch catches up at its first call
         yield from range(first, number)
 
     def count(self, samples: int) -> None:
@@ -510,8 +445,8 @@ class Worker:
         Raises:
             ConfigurationError: clients count their own, or `samples` is no whole number.
         """
-        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
-            raise ConfigurationError(f"worker.count({samples!r}): a whole number of samples")
+        if not WHOLE.holds(samples):
+            raise ConfigurationError(f"worker.count({samples!r}): {WHOLE.words}")
         if self._clients is not None:
             raise ConfigurationError("worker.count beside clients: their samples are counted already")
         self._used.said += samples
@@ -529,13 +464,12 @@ class Worker:
                 whole number, or it is 0 for all workers of a round.
             StopRun: the run is over; let it pass.
         """
-        if self._exchange is None:
-            raise ConfigurationError("worker.contribute before prepare: prepare the model and the optimizer first")
+        exchange = self._taking_part("contribute")
         if self._clients is not None:
             raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
-        if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 0):
-            raise ConfigurationError(f"worker.contribute(samples={samples!r}): a whole number of samples")
-        self._exchange.contribute(samples)
+        if samples is not None and not WHOLE.holds(samples):
+            raise ConfigurationError(f"worker.contribute(samples={samples!r}): {WHOLE.words}")
+        exchange.contribute(samples)
 
     def counter(self, name: str) -> Counter:
         """A counter that all workers share: `games = worker.counter("episodes")`, then `while games.value < 10_000:` and
@@ -546,9 +480,7 @@ class Worker:
             ConfigurationError: before prepare, more than 4 counters, a name that is not 1 to 16 ASCII characters, or a strategy
                 without a server that folds.
         """
-        if self._exchange is None:
-            raise ConfigurationError("worker.counter before prepare: prepare the model and the optimizer first")
-        if not self._exchange.counts:
+        if not self._taking_part("counter").counts:
             raise ConfigurationError(
                 "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
                 "worker.steps(number), which shares out the run's steps under every strategy"
@@ -557,8 +489,8 @@ class Worker:
 
     def end(self) -> None:
         """The training function returned."""
-        self._logged_steps = self._state.steps
-        self._flush()
+        self._metrics.reach()
+        self._metrics.flush()
         for one in (self._loader, self._clients):
             if one is not None:
                 one.leave()
@@ -570,11 +502,8 @@ class Worker:
             self._context.leave()
 
     def _warn_of_unread(self) -> None:
-        loaders = [
-            one for one in self._prepared.values() if isinstance(one, (LeasedLoader, SharedLoader, StreamLoader))
-        ]
-        for one in loaders if self._state.steps else ():
-            if not one.looped:
+        for one in self._prepared.values() if self._state.steps else ():
+            if isinstance(one, StandIn) and not one.looped:
                 warn_at_end(
                     f"worker {self.rank} never read a prepared loader (over a {type(one.dataset).__name__}): loop over what "
                     "prepare returned; a loop over the loader that it was given trains each worker on all of the data"
@@ -588,52 +517,16 @@ def taking_part(worker: Worker) -> Iterator[None]:
         with suppress(StopRun):
             yield
     except Exception as error:
-        _explain(error, worker)
+        explain(error, worker._loader is not None)
+        if worker._clients is not None and (client := worker._clients.turn) is not None:
+            error.add_note(f"(in the turn of client {client.id}, round {client.round})")
         raise
     worker.end()
 
 
-def _explain(error: Exception, worker: Worker) -> None:
-    """Add to what the training function raised what the user cannot know."""
-    if (
-        isinstance(error, StopIteration) and worker._loader is not None
-    ):  # else it is of an iterator that is none of ours
-        error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
-    elif isinstance(error, RuntimeError) and TWICE in str(error):
-        error.args = (f"{error}\n{ONE_FORWARD}",)
-    elif isinstance(error, ValueError) and NO_GROUP in str(error):
-        error.args = (f"{error} In plesio, {IN_LOCK_STEP}",)
-    if worker._clients is not None and (client := worker._clients.turn) is not None:
-        error.add_note(f"(in the turn of client {client.id}, round {client.round})")
-
-
-def _refuse_synchronised(model: torch.nn.Module) -> None:
-    named = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
-    if named:
-        raise ConfigurationError(
-            f"the model has SyncBatchNorm ({listed(named)}), which takes the statistics of all workers' batches; {IN_LOCK_STEP}. "
-            "Take such a strategy, or BatchNorm (leave convert_sync_batchnorm out)"
-        )
-
-
 def cut_off(worker: Worker) -> None:
     """The training function ends in the middle of anything: send what it has logged."""
-    worker._flush()
-
-
-def _trained_since(state: WorkerState, optimizer: Optimizer, steps_only: bool = False) -> Callable[[], bool]:
-    """The result tells whether a step or, unless `steps_only`, a backward pass came since this call."""
-    parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
-    before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
-    step = state.concluded()
-    if steps_only:
-        return lambda: state.concluded() != step
-
-    def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
-        now = parameter.grad
-        return now is not None and (then is None or then[0]() is not now or then[1] != now._version)
-
-    return lambda: state.concluded() != step or any(map(left_a_gradient, parameters, before))
+    worker._metrics.flush()
 
 
 class _CancellationCheck:

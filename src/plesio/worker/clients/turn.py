@@ -11,6 +11,7 @@ import torch
 
 from plesio.errors import ConfigurationError, PlesioError, as_utf8, words_of
 from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.metrics import number_of
 from plesio.worker.randomness.seeding import step_seed
 
 Pass = Iterator[tuple[Any, Any]]
@@ -116,11 +117,6 @@ class Client:
     def log(self, **metrics: Any) -> None:
         """Record numbers of this client: the first and the last of each name are in the report."""
         for name, value in metrics.items():
-            try:
-                number = float(value.detach() if isinstance(value, torch.Tensor) else value)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise ConfigurationError(
-                    f"client.log({name}=...): {type(value).__name__} is not one number ({error})"
-                ) from error
+            number = number_of("client.log", name, value)
             self.first.setdefault(as_utf8(name), number)
             self.last[as_utf8(name)] = number
