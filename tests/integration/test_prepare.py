@@ -102,7 +102,7 @@ def misprepared_pair(worker: ps.Worker, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("listed", "given a list of SGD: give them one by one; it takes modules, optimizers"),
+        ("listed", "given a list; it takes modules, optimizers.*, one by one"),
         ("with a schedule of another", "given a StepLR of another SGD than it was given: give it that one, too"),
         ("of one model", "1 parameters are in more than one of the optimizers"),
         (
@@ -346,7 +346,7 @@ def misprepared(worker: ps.Worker, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("a class", "given the class SGD, not an object of it"),
+        ("a class", "given <class 'torch.optim.sgd.SGD'>; it takes modules"),
         ("a loader twice", "given the same DataLoader twice"),
         (
             "another module's",

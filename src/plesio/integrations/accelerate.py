@@ -13,8 +13,6 @@ Accelerate's, and each worker evaluates on its part of the data; under other str
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import accelerate
@@ -24,7 +22,7 @@ from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
-from plesio.integrations.part import check_lock_step
+from plesio.integrations.part import Slice, check_lock_step
 from plesio.worker.worker import Worker
 
 
@@ -89,8 +87,9 @@ class Accelerator(accelerate.Accelerator):
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
         """As Accelerate's."""
-        ours = not isinstance(dataloader, DataLoader)
-        return _Rest(dataloader, num_batches) if ours else super().skip_first_batches(dataloader, num_batches)
+        if isinstance(dataloader, DataLoader):
+            return super().skip_first_batches(dataloader, num_batches)
+        return Slice(dataloader, num_batches)
 
 
 def _one_of_many(state: Any, worker: Worker) -> None:
@@ -113,16 +112,3 @@ def _asking(name: str) -> Any:
 
 for _name in ("gather", "gather_for_metrics", "reduce", "pad_across_processes", "check_trigger"):
     setattr(Accelerator, _name, _asking(_name))
-
-
-class _Rest:
-    """A prepared loader without the first batches of each pass."""
-
-    def __init__(self, loader: Any, skipped: int) -> None:
-        self._loader, self._skipped = loader, skipped
-
-    def __len__(self) -> int:
-        return len(self._loader) - self._skipped
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self._loader, self._skipped, None)

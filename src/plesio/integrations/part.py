@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.loader import LeasedLoader
+from plesio.worker.data.source import StandIn
 from plesio.worker.worker import Worker
 
 
@@ -25,7 +26,7 @@ def check_lock_step(worker: Worker, what: str) -> None:
         )
 
 
-class Part:
+class Part(StandIn):
     """This worker's batches of `loader`: as many as everybody's, or one more. Its other attributes are the loader's.
 
     Args:
@@ -35,7 +36,7 @@ class Part:
     """
 
     def __init__(self, worker: Worker, loader: DataLoader[Any], begin: Callable[[], None]) -> None:
-        self.whole = loader
+        self.whole = self._source = loader
         self.prepared: Any = None
         self.given = 0
         """How many batches the last iteration gave."""
@@ -65,40 +66,28 @@ class Part:
                 self.prepared.drawn()  # trainers count batches, and on their own read one ahead
             yield batch
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.whole, name)
-
     def cut(self, most: float) -> Any:
         """The loader with what workers read that stop after `most` batches of an epoch, or after that part of theirs."""
         if not isinstance(self.whole, DataLoader) or self._streams:
             return self.whole
         shares = map(self._share, range(self._worker.workers))
         number = sum(min(one, most) if isinstance(most, int) else int(one * most) for one in shares)
-        return self.whole if number >= len(self.whole) else _first(self.whole, number)
+        if number >= len(self.whole):
+            return self.whole
+        first = copy(self.whole)
+        name = "sampler" if first.batch_sampler is None else "batch_sampler"
+        vars(first)[name] = Slice(getattr(first, name), 0, number)  # a DataLoader does not let it be set
+        return first
 
 
-class _First:
-    """The first `number` batches, or samples, of a sampler; its other attributes are the sampler's."""
+class Slice(StandIn):
+    """What a loader or a sampler gives, from the one at `start` to before the one at `end`, or to its own end."""
 
-    def __init__(self, sampler: Any, number: int) -> None:
-        self._inner, self._number = sampler, number
+    def __init__(self, source: Any, start: int, end: int | None = None) -> None:
+        self._source, self._start, self._end = source, start, end
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._inner, self._number)
+        return islice(self._source, self._start, self._end)
 
     def __len__(self) -> int:
-        return self._number
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-
-def _first(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
-    cut = copy(loader)
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    vars(cut)[name] = _First(getattr(loader, name), number)  # a DataLoader does not let it be set
-    return cut
+        return (len(self._source) if self._end is None else self._end) - self._start

@@ -51,7 +51,8 @@ class Given:
                 raise ConfigurationError(f"prepare was given the same {type(one).__name__} twice")
             home: list[Any] | None = next((home for kind, home in homes if isinstance(one, kind)), None)
             if home is None and not _is_data(one):
-                raise ConfigurationError(f"prepare was given {_told(one)}; it takes {ALLOWED}")
+                what = one if isinstance(one, type) else f"a {type(one).__name__}"
+                raise ConfigurationError(f"prepare was given {what}; it takes {ALLOWED}, one by one")
             (given.loaders if home is None else home).append(one)
         return given
 
@@ -100,14 +101,3 @@ def _is_data(one: Any) -> bool:
     if isinstance(one, (list, tuple)) and one and isinstance(one[0], Optimizer | nn.Module | LRScheduler):
         return False
     return isinstance(one, (DataLoader, dict)) or (hasattr(one, "__getitem__") and isinstance(one, Sized))
-
-
-def _told(one: Any) -> str:
-    name = one.__name__ if isinstance(one, type) else type(one).__name__
-    if isinstance(one, type):
-        return f"the class {name}, not an object of it"
-    if isinstance(one, (list, tuple)):
-        return f"a {name} of {type(one[0]).__name__}: give them one by one"
-    if callable(getattr(one, "parameters", None)) or callable(one):
-        return f"a {name}, which is no torch.nn.Module"
-    return f"a {name}"

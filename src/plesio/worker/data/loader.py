@@ -34,7 +34,6 @@ from plesio.worker.data.own_order import OwnOrder
 from plesio.worker.data.source import StandIn, as_loader
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
-from plesio.worker.warn import warn_at_end
 
 LOST = -1
 """In place of the size of a batch that is being made, and was lost meanwhile."""
@@ -102,7 +101,6 @@ class LeasedLoader(StandIn):
         self._begun = begun
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
         self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
-        self._told_of_empty = False
         self._open = False  # an iteration has begun and not come to its end
 
     def __len__(self) -> int:
@@ -156,11 +154,6 @@ class LeasedLoader(StandIn):
         finally:
             self.within = False
         self._open = False
-        if not self.read and self._state.steps_before and not self._told_of_empty:
-            self._told_of_empty = True
-            warn_at_end(
-                "an epoch holds no batch: it was done before the run was resumed; worker.epochs(...) leaves it out"
-            )
         self._shown = self._shown_samples = 0
         for call in self.through:
             call()

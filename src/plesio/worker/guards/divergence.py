@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from plesio.errors import ModelMismatchError
 from plesio.tensors.arena import Arena, Kind
+from plesio.worker.warn import listed
 
 PARTS = 16
 """Steps in which a large model is compared whole."""
@@ -47,7 +48,7 @@ class DivergenceCheck:
             and begin < start + self._part
             and begin + spec.numel * spec.torch_dtype.itemsize > start
         ]
-        return ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]} ({len(named)} tensors)"
+        return listed(named)
 
     def refuse(self, round: int) -> NoReturn:
         raise ModelMismatchError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
+from traceback import walk_stack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -62,7 +61,9 @@ class Guards:
         """Check what may have changed since the last step."""
         if self._first:
             self._first = False
-            self._before_first_step()
+            if self._reads_alone():
+                _refuse_trainer()
+            self._warn_of_rate()
         self._inventory.check()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -71,9 +72,7 @@ class Guards:
                     "and would not be trained; say worker.prepare(..., trainable='all') for what is unfrozen later"
                 )
 
-    def _before_first_step(self) -> None:
-        if self._reads_alone():
-            _refuse_trainer()
+    def _warn_of_rate(self) -> None:
         rate = self._groups[0].get("lr", 0.0)
         if self._rate_before and rate == self._rate != self._rate_before:
             warn(
@@ -85,11 +84,8 @@ class Guards:
 
 def _refuse_trainer() -> None:
     """Refuse a trainer, among the callers, that reads its data by itself: an epoch would visit each sample once a worker."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == TRAINER:
-            raise ConfigurationError(
-                "transformers.Trainer made the first step without data from prepare: each worker would train on its whole "
-                "train_dataset; take plesio.integrations.transformers.Trainer(worker, ...), which shares it out"
-            )
-        frame = frame.f_back
+    if any(frame.f_globals.get("__name__") == TRAINER for frame, _ in walk_stack(None)):
+        raise ConfigurationError(
+            "transformers.Trainer made the first step without data from prepare: each worker would train on its whole "
+            "train_dataset; take plesio.integrations.transformers.Trainer(worker, ...), which shares it out"
+        )

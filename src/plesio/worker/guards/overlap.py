@@ -42,7 +42,11 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
             if other is not None and (place.start == other.start or (other.gapless and place.start < other.end)):
                 first, second = sorted((place.number, other.number))
                 if tensors[first].requires_grad or tensors[second].requires_grad:
-                    raise ConfigurationError(_refusal(names[first], names[second], tensors[first], tensors[second]))
+                    raise ConfigurationError(
+                        f"{names[first]} and {names[second]} lie in the same memory and are two tensors, which plesio would "
+                        f"untie; tie them as one parameter ({names[second]} = {names[first]}, without .data), register one "
+                        "tensor and take both from it in forward, or give each its own with .clone()"
+                    )
         before = place
         if place.gapless and (widest is None or place.end > widest.end):
             widest = place
@@ -52,15 +56,3 @@ def _place(number: int, tensor: torch.Tensor) -> _Place:
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return _Place(start, number, start + span * tensor.element_size(), span == tensor.numel())
-
-
-def _refusal(first: str, second: str, one: torch.Tensor, other: torch.Tensor) -> str:
-    parameters = isinstance(one, torch.nn.Parameter) and isinstance(other, torch.nn.Parameter)
-    if parameters and one.shape == other.shape and one.stride() == other.stride():
-        what = f"tie them as one parameter ({second} = {first}, without .data)"
-    else:
-        what = f"register one tensor and take {first} and {second} from it in forward"
-    return (
-        f"{first} and {second} lie in the same memory and are two tensors, which plesio would untie; {what}, "
-        "or give each its own with .clone()"
-    )

@@ -79,33 +79,25 @@ class Writes:
         now = {index: home.get(name) for home, name, index in self._saved}
         return {index: buffer.detach() for index, buffer in now.items() if buffer is not None}
 
-    def warn_of_buffers(self, now: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]) -> None:
-        """Warn if buffers differ from the ones that were exchanged last."""
-        if names := [self._specs[index].name for index, one in now.items() if _differ(one, exchanged[index])]:
+    def warn_of_late(
+        self, names: list[str], buffers: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]
+    ) -> None:
+        """Warn of what was written after the last exchange: these parameters, and `buffers` that are not as `exchanged`."""
+        late = names + [self._specs[index].name for index, one in buffers.items() if _differ(one, exchanged[index])]
+        if late:
             warn_at_end(
-                f"worker 0 wrote into buffers after its last exchange: {listed(names)}. The run's weights and evaluate have "
-                "them as they were then: do it before the last step(), or to run.state_dict after ps.run (batch-norm "
-                "statistics by a model that loaded it)"
+                f"worker 0 wrote into {listed(late)} after its last exchange: the run's weights and evaluate lack that. Do it "
+                "before the last step(), or to run.state_dict after ps.run; or save what you want to keep in train "
+                "(torch.save(model.state_dict(), ...))"
             )
 
     def warn(self, stopped: bool) -> None:
         """Warn of all of them; if the run was `stopped`, the training function had no chance to write in time."""
         assert self._version is not None, "training began"
+        views = self._version.views
         if not stopped:
-            self.warn_of_buffers(self.saved_buffers(), self._version.views)
-            self._warn_of_parameters()
-        self._warn_of_frozen(self._version)
-
-    def _warn_of_parameters(self) -> None:
-        if names := self.written():
-            warn_at_end(
-                f"worker 0 wrote into parameters after its last exchange: {listed(names)}. The run's weights and evaluate lack "
-                "that, being as that exchange made them: save what you want to keep in train "
-                "(torch.save(model.state_dict(), ...)), or do it to run.state_dict after ps.run"
-            )
-
-    def _warn_of_frozen(self, version: Arena) -> None:
-        every = zip(self._specs, self._tensors, version.views, strict=True)
+            self.warn_of_late(self.written(), self.saved_buffers(), views)
+        every = zip(self._specs, self._tensors, views, strict=True)
         frozen = [(spec.name, mine.detach(), theirs) for spec, mine, theirs in every if spec.kind is Kind.FROZEN]
         if names := [name for name, mine, theirs in frozen if _differ(mine, theirs)]:
             warn_at_end(

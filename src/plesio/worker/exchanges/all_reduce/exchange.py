@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -270,11 +269,10 @@ class AllReduceExchange(PeerExchange):
 
     def _refuse_group(self, members: tuple[int, ...], tries: int, lasted_s: float, error: RuntimeError) -> NoReturn:
         reason = str(error).strip().split("\n")[0]
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise DeadlineError(
             f"workers {', '.join(map(str, members))} could not form a group for all-reduce at version {self._version}: tried "
             f"{tries} times in {lasted_s:.1f} s; torch says: {reason}. Each connects to all others by sockets from "
-            f"{self.hosts.own}: allow more open files (ulimit -n; now {most} a process) if these are too few, or choose a "
+            f"{self.hosts.own}: allow more open files (ulimit -n) if these are too few, or choose a "
             "strategy with a server"
         ) from error
 
@@ -318,7 +316,7 @@ class AllReduceExchange(PeerExchange):
         saved = self.replica.writes.saved_buffers() if warns else {}
         written = {place: one.clone() for place, one in saved.items()}
         self._buffers.restore()
-        self.replica.writes.warn_of_buffers(written, self.replica.arena.views)
+        self.replica.writes.warn_of_late([], written, self.replica.arena.views)
         self.report()
         self.doorbell.send(messages.CheckOut(self._round, self._version))
         if self.doorbell.answer(messages.CheckedOut, self.timeout_s, self._round, self._version).wanted:
