@@ -86,7 +86,6 @@ class Accelerator(accelerate.Accelerator):
         return self._worker.rank
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """As Accelerate's."""
         if isinstance(dataloader, DataLoader):
             return super().skip_first_batches(dataloader, num_batches)
         return Slice(dataloader, num_batches)
@@ -101,7 +100,6 @@ def _one_of_many(state: Any, worker: Worker) -> None:
 
 
 def _asking(name: str) -> Any:
-    """A method that asks all processes."""
 
     def ask(self: Accelerator, *given: Any, **named: Any) -> Any:
         check_lock_step(self._worker, f"Accelerate's {name}")

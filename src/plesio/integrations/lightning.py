@@ -50,7 +50,6 @@ class Trainer(pl.Trainer):
         self._worker = worker
 
     def fit(self, *given: Any, **named: Any) -> None:
-        """As Lightning's."""
         super().fit(*given, **named)
         if self.should_stop:
             self._worker.stop("Lightning's Trainer was told to stop")
@@ -85,7 +84,6 @@ class _Workers(SingleDeviceStrategy):
         return _sync_ddp_if_available(tensor, **named) if "group" in named and self._asks("sync_dist=True") else tensor
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Of all workers."""
         return _all_gather_ddp_if_available(tensor, group, sync_grads) if self._asks("all_gather") else tensor
 
     def _asks(self, what: str) -> bool:
@@ -108,7 +106,6 @@ class _Workers(SingleDeviceStrategy):
         return part
 
     def _take_part(self) -> None:
-        """Prepare what Lightning has set up."""
         module, plain = self.lightning_module, list(self.optimizers)
         self._ask_all_in_training(module)
         data = [part.cut(module.trainer.limit_train_batches) for part in self._parts]

@@ -51,7 +51,6 @@ class Trainer(transformers.Trainer):
         self.__dict__.update(get_train_dataloader=self._share_out, create_optimizer=self._prepare)
 
     def train(self, *given: Any, **named: Any) -> Any:
-        """As the Trainer's."""
         result = super().train(*given, **named)
         asked = self._part is not None and self._part.given  # else it stops as others have taken all of an epoch
         if asked and self.control.should_training_stop and self.state.global_step < self.state.max_steps:
@@ -59,7 +58,6 @@ class Trainer(transformers.Trainer):
         return result
 
     def _share_out(self) -> Part:
-        """This worker's part of the data."""
         whole = type(self).get_train_dataloader(self)
         self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), self._prepare)
         return self._part
@@ -79,7 +77,6 @@ class Trainer(transformers.Trainer):
     is_local_process_zero = is_world_process_zero
 
     def save_model(self, *given: Any, **named: Any) -> None:
-        """As the Trainer's, by worker 0."""
         if self.is_world_process_zero():
             super().save_model(*given, **named)
 

@@ -39,7 +39,6 @@ class Metrics:
         self._steps = self._context.state.steps
 
     def flush(self) -> None:
-        """Send on the means."""
         if not self._values:
             return
         means = {as_utf8(name): sum(values) / len(values) for name, values in self._values.items()}

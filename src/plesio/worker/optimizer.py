@@ -78,24 +78,20 @@ class ExchangedOptimizer(Optimizer):
     ) -> None:
         self._user = optimizer
         self._exchange = exchange
-        self._away = StateAtServer(type(optimizer).__name__)
         self._fetched_state: States | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._check = check
         self._fetch = fetch
         self._several = one_of_several
-        self._share()
+        self.param_groups = optimizer.param_groups
         self._sealed = True
-
-    def _share(self) -> None:
-        self.param_groups = self._user.param_groups
 
     @property
     def state(self) -> Any:
         """The user's optimizer's, where it steps here."""
         if self._fetched_state is not None:
             return self._fetched_state
-        return self._user.state if self._exchange.local else self._away
+        return self._user.state if self._exchange.local else StateAtServer(type(self._user).__name__)
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -106,7 +102,6 @@ class ExchangedOptimizer(Optimizer):
         self._user.state = state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the user's optimizer does it."""
         self._user.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -119,20 +114,16 @@ class ExchangedOptimizer(Optimizer):
             self._exchange.turn_to(self._user)
         self._exchange.stepping = True
         try:
-            return self._step_by(closure)
+            if closure is not None and isinstance(self._user, LBFGS):
+                return self._exchange.searching(closure, self._step)
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._step()
+            return loss
         finally:
             self._exchange.stepping = False
-
-    def _step_by(self, closure: Callable[[], Any] | None) -> Any:
-        if closure is None:
-            self._step()
-            return None
-        if isinstance(self._user, LBFGS):
-            return self._exchange.searching(closure, self._step)
-        with torch.enable_grad():
-            loss = closure()
-        self._step()
-        return loss
 
     def _step(self) -> None:
         self._check()
@@ -186,7 +177,7 @@ class ExchangedOptimizer(Optimizer):
                 "prepare; load it before"
             )
         self._user.load_state_dict(state_dict)
-        self._share()
+        self.param_groups = self._user.param_groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after prepare, for the model's memory is laid out by then."""

@@ -28,16 +28,7 @@ class RunSchedule(LRScheduler):
     passed on.
 
     Under `ps.Clients` it goes by round, as in a script that calls it once after each: a client begins with its round's rate, and
-    calls do nothing.
-
-    Args:
-        schedule: the user's.
-        loader: finds what tells how far the run is, once there is one.
-        state: counts the calls.
-        by_round: under `ps.Clients`.
-
-    Raises:
-        ConfigurationError: `by_round`, of a schedule that follows a metric.
+    calls do nothing. `loader` finds what tells how far the run is, once there is one.
     """
 
     _by_batch: bool
@@ -103,7 +94,6 @@ class RunSchedule(LRScheduler):
             self._follow()
 
     def begin_client(self, round: int) -> None:
-        """A client of this round begins."""
         self._calls = 0
         self._schedule.optimizer._opt_called = True
         self.go_to(round)

@@ -27,7 +27,6 @@ class SharedTables:
             table.waiting = []
 
     def settle(self, *_: object) -> None:
-        """After an exchange."""
         counts = self._state.discarded == self._discarded
         for table in self._tables:
             for step in table.waiting if counts else ():

@@ -55,7 +55,6 @@ class Accountant:
             raise ConfigurationError("privacy= counts on each client's chance to be drawn; leave available= out")
 
     def _epsilon(self, releases: int) -> float:
-        """What so many have spent together."""
         spent = self._new().compose(self._event, releases)
         return float(spent.get_epsilon(self._privacy.delta)) if releases else 0.0
 

@@ -68,10 +68,6 @@ class LeasedClients:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
             )
-        if context.rank == 0 and clients.per_round < context.workers:
-            warn(
-                f"Clients(per_round={clients.per_round}) with {context.workers} workers: some have no client in a round, and wait"
-            )
 
     @property
     def dataset(self) -> Any:
@@ -83,7 +79,6 @@ class LeasedClients:
 
     @property
     def turn(self) -> Client | None:
-        """Whose turn it is."""
         return self._open[0] if self._open is not None else None
 
     def __iter__(self) -> Iterator[Client]:
@@ -218,7 +213,6 @@ class LeasedClients:
         self._visits.clear()
 
     def _taken_up(self, client: Client) -> bool:
-        """Whether what it moved counts."""
         if client.failed:
             self._exchange.leave_out()
             return False

@@ -85,7 +85,6 @@ class Client:
                 yield batch
 
     def end(self) -> None:
-        """Its turn is over; what it trained on is known."""
         _, self.over = self.samples, True
 
     def get_ready(self) -> None:
@@ -107,11 +106,9 @@ class Client:
 
     @property
     def holds_out(self) -> int:
-        """How many samples it does not train on."""
         return len(self._rest)
 
     def held_out(self) -> Iterator[Any]:
-        """The batches that it does not train on."""
         return self._clients.load(self._clients.cut(self._rest), step_seed(self._seed, 0, HELD_OUT))
 
     def log(self, **metrics: Any) -> None:

@@ -14,10 +14,8 @@ from plesio.worker.data.source import settings_of
 class BatchMaker:
     """A DataLoader like the user's that takes its indices from leases; where it has processes, it takes some ahead.
 
-    Args:
-        source: the user's loader.
-        draws: whether a pass draws the seed of its processes as the user's would. Else it comes from torch's own source, and
-            nothing is drawn where there are none.
+    With `draws`, a pass draws the seed of its processes as the user's would. Else it comes from torch's own source, and nothing
+    is drawn where there are none.
     """
 
     def __init__(self, source: DataLoader[Any], draws: bool = False) -> None:
@@ -35,7 +33,6 @@ class BatchMaker:
         return self._indices
 
     def over(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """The batches of these."""
         self._indices = indices
         return iter(self._loader)
 

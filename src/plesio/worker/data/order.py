@@ -35,11 +35,6 @@ STARTS_MAX = 1000
 Sources = list[torch.Generator]
 
 
-def index_sampler(loader: DataLoader[Any]) -> Any:
-    """What yields the loader's batches of indices; without batching, its indices."""
-    return loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-
-
 def generators_of(*owners: Any) -> Sources:
     """The generators of loaders and samplers, each once."""
     ones = [getattr(one, "generator", None) for owner in owners for one in (owner, getattr(owner, "sampler", None))]
@@ -50,7 +45,8 @@ class Order:
     """The loader's own batches (or, without batching, samples) by epoch, the same on every worker."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        self._sampler = sampler = index_sampler(loader)
+        self._sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        sampler = self._sampler
         self._seed = seed
         self._settings = _settings_of(sampler)
         self._subset = _digest(loader.dataset.indices) if isinstance(loader.dataset, Subset) else 0
@@ -178,7 +174,6 @@ class _Drawn:
         return self._kept[number - self._gone]
 
     def first(self) -> list[Any]:
-        """The first that it draws."""
         if not self.drawn:
             self._draw_on()
         return self._kept[:AT_ONCE]
@@ -190,22 +185,16 @@ class _Drawn:
         return self._inside.generators
 
     def _draw_on(self) -> bool:
-        """The next batches; whether there were any."""
         outside = RandomState(self._generators)
         self._inside.restore()
         more = list(islice(self._indices, AT_ONCE))
         self._inside = RandomState(self._generators)
         outside.restore()
-        if self._again and len(self._kept) > _most(more):
+        if self._again and len(self._kept) > max(AT_ONCE, KEPT_MAX // max(1, *map(size_of, more), 1)):
             self._gone += len(self._kept) // 2
             del self._kept[: len(self._kept) // 2]
         self._kept += more
         return bool(more)
-
-
-def _most(batches: list[Any]) -> int:
-    """Of how many batches like these the indices are kept."""
-    return max(AT_ONCE, KEPT_MAX // max(1, *map(size_of, batches), 1))
 
 
 def can_draw_again(sampler: Any) -> bool:
@@ -225,10 +214,9 @@ def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
     """What the order of the usual samplers depends on: the arguments of `_usual`; None for any other."""
     inner: Any = getattr(sampler, "sampler", None)
     shuffled = type(inner) is data.RandomSampler
+    usual = type(inner) is data.SequentialSampler
     if shuffled:  # as DataLoader(shuffle=True) makes it: it draws each sample once, from torch's own source
         usual = not inner.replacement and inner.generator is None and len(inner) == len(inner.data_source)
-    else:
-        usual = type(inner) is data.SequentialSampler
     if type(sampler) is data.BatchSampler and usual:
         return len(inner), sampler.batch_size, sampler.drop_last, shuffled
     return (len(sampler), 0, False, False) if type(sampler) is data.SequentialSampler else None

@@ -17,13 +17,8 @@ from plesio.worker.randomness.seeding import RandomState
 
 
 class OwnOrder(Order):
-    """Each pass draws anew, as a DataLoader does: first the seed of its processes, then indices, as they are needed.
-
-    Args:
-        source: the loader.
-        draws: the sources.
-        seeds: whether the pass draws that seed: the user gave a DataLoader.
-    """
+    """Each pass draws anew, as a DataLoader does: first the seed of its processes (if the user gave a DataLoader: `seeds`), then
+    indices, as they are needed."""
 
     def __init__(self, source: DataLoader[Any], draws: OwnDraws, seeds: bool) -> None:
         super().__init__(source, 0)

@@ -28,11 +28,7 @@ class SharedLoader(StandIn):
     A lone worker's is the loader itself.
 
     Args:
-        data: a DataLoader, or anything with a length and items.
-        seed: of its order.
-        rank, workers: which part.
-        begun: told that a batch comes; what it returns tells whether anything was trained since: a step or, unless it is
-            called with True, a backward pass.
+        begun: `trained_since`, of this worker.
         judges: whether the model is in eval mode.
         used: told of the samples that were trained on.
     """
@@ -107,13 +103,8 @@ class SharedLoader(StandIn):
 class StreamLoader(StandIn):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's.
 
-    The part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element.
-
-    Args:
-        source: the user's.
-        rank, workers: which part.
-        used: told of the samples.
-        skipped: samples of this part that were used before the run was resumed; they are read, and left out.
+    The part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
+    samples of it were used before the run was resumed: they are read, and left out.
     """
 
     def __init__(self, source: DataLoader[Any], rank: int, workers: int, used: DataUse, skipped: int) -> None:

@@ -15,8 +15,7 @@ class DataUse:
 
     def __init__(self) -> None:
         self.batches = self.samples = self.said = self.checks = self.cancelled_at = 0
-        self.losses = 0
-        self.waited_s = 0.0
+        self.losses, self.waited_s = 0, 0.0
 
     @property
     def counted(self) -> int:

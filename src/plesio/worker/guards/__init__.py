@@ -13,6 +13,6 @@
 | each step       | a tensor was given other memory, shape or dtype                  | refused | `inventory`   |
 | each step       | a parameter was frozen, and the server goes on moving it         | warned  | `replica`     |
 | each reduction  | replicas differ                                                  | refused | `divergence`  |
-| each reduction  | gradients were not reduced                                       | mended  | `unreduced`   |
+| each reduction  | gradients were not reduced                                       | mended  | `all_reduce`  |
 | end             | what was written into the model is in no result                  | warned  | `writes`      |
 """

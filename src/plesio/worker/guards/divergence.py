@@ -39,7 +39,6 @@ class DivergenceCheck:
         return xxh3_64_intdigest(part.cpu().numpy().data) >> (64 - CHECKSUM_BITS)
 
     def names(self, round: int) -> str:
-        """The tensors in that part."""
         start, layout = self._start(round), self._arena.layout
         named = [
             spec.name

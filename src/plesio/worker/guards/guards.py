@@ -38,8 +38,8 @@ class Guards:
 
         Args:
             replaces: whether each version replaces what is written into the parameters.
-            rate_before: the learning rate before the run was resumed; 0: it was not.
             reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
+            rate_before: the learning rate before the run was resumed; 0: it was not.
         """
         if replaces and self._limiting:
             warn(

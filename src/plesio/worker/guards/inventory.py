@@ -16,11 +16,6 @@ from torch import nn
 from plesio.errors import ModelMismatchError
 from plesio.tensors.arena import TensorSpec
 
-FILLED = (
-    "; a buffer that the first forward pass fills is there once a batch went through the model before prepare, and one that is "
-    "only a cache can have persistent=False"
-)
-UNUSED = "; what is no longer used can stay there without being called"
 _VALUES = methodcaller("values")
 
 
@@ -61,20 +56,21 @@ class Inventory:
 
     def _compare(self) -> None:
         now = self._tensors()
-        for name, tensor in now.items():
-            if id(tensor) not in self._names:
-                was = "another tensor" if name in self._names.values() else "not in the model"
-                _refuse(f"{name} was {was} when it was prepared", "" if isinstance(tensor, nn.Parameter) else FILLED)
+        new = [name for name, tensor in now.items() if id(tensor) not in self._names]
         there = set(map(id, now.values()))
-        for identity, name in self._names.items():
-            if identity not in there:
-                _refuse(f"{name} is no longer in the model, and was when it was prepared", UNUSED)
+        gone = [name for identity, name in self._names.items() if identity not in there]
+        if new:
+            was = "another tensor" if new[0] in self._names.values() else "not in the model"
+            _refuse(f"{new[0]} was {was} when it was prepared")
+        if gone:
+            _refuse(f"{gone[0]} is no longer in the model, and was when it was prepared")
 
 
-def _refuse(what: str, way: str) -> None:
+def _refuse(what: str) -> None:
     raise ModelMismatchError(
         f"{what}: the workers exchange, and the run's result holds, the tensors that prepare was given; add, replace, "
-        f"remove, prune and parametrise layers before prepare{way}"
+        "remove, prune and parametrise layers before prepare. A buffer that the first forward pass fills is there once a batch "
+        "went through the model before; one that is only a cache can have persistent=False; what is no longer used can stay"
     )
 
 

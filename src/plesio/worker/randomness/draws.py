@@ -32,7 +32,6 @@ class OwnDraws:
         self._epoch, self._start = epoch, RandomState(self.generators)
 
     def rewind(self) -> None:
-        """Back to where the pass began."""
         assert self._start is not None, "it began"
         self._start.restore()
 
@@ -43,7 +42,6 @@ class OwnDraws:
             self._saved = None
 
     def kept(self) -> dict[str, Any]:
-        """For a checkpoint."""
         now = RandomState(self.generators)
         return {"epoch": self._epoch, "start": (self._start or now).packed(), "now": now.packed()}
 

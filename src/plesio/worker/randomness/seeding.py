@@ -84,7 +84,6 @@ class RandomState:
 
     @property
     def generators(self) -> list[torch.Tensor]:
-        """The states of the generators."""
         return self._torch[1:]
 
     def packed(self) -> bytes:

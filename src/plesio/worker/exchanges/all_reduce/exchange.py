@@ -23,12 +23,11 @@ from plesio.tensors.model import Models
 from plesio.tensors.several import Several
 from plesio.transport.collective import CurrentGroup, Group, Hosts, completed, connected_store
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
-from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, reduce_again
+from plesio.worker.exchanges.all_reduce.replicated import IDLE, ReplicatedModel, UnreducedGradients, reduce_again
 from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.all_reduce.takeover import take_over
 from plesio.worker.exchanges.among_peers import PeerExchange
 from plesio.worker.guards.divergence import DivergenceCheck
-from plesio.worker.guards.unreduced import UnreducedGradients
 
 TRIES = 6
 """How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
