@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -27,27 +28,22 @@ COUNTED = "clients"
 """The counter of those that count, where there is a least number of them."""
 
 
+@dataclass(eq=False, repr=False)
 class LeasedClients:
     """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one.
 
     `begins` is called with the round of each client whose turn begins.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        context: WorkerContext,
-        exchange: ServerExchange,
-        used: DataUse,
-        model: nn.Module,
-        begins: Callable[[int], None],
-    ) -> None:
-        self._clients = clients
-        self._context = context
-        self._exchange = exchange
-        self._used = used
-        self._model = model
-        self._begins = begins
+    _clients: Clients
+    _context: WorkerContext
+    _exchange: ServerExchange
+    _used: DataUse
+    _model: nn.Module
+    _begins: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        clients, context, exchange = self._clients, self._context, self._exchange
         privacy = exchange.strategy.send.privacy
         self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
         if privacy is not None:
@@ -60,7 +56,7 @@ class LeasedClients:
         self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
         self._round = -1  # the loop has not begun
         self._version = 0  # with which the round began
-        self._losses = used.losses
+        self._losses = self._used.losses
         self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
         self._over = False
         exchange.between_clients = True

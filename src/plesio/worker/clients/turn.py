@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ TRAINING, LOOKING, HELD_OUT = range(3)
 """Which of a client's sources of random numbers a pass over its data draws from."""
 
 
+@dataclass(eq=False, repr=False)
 class Client:
     """One client's turn: iterate it for its batches, through all of its epochs. Each pass has an order of its own.
 
@@ -30,22 +32,23 @@ class Client:
         over: whether its turn is.
     """
 
-    def __init__(
-        self, clients: Clients, client: int, round: int, seed: int, steps: Callable[[], int], skips: bool = False
-    ) -> None:
-        self.id = client
-        self.round = round
+    _clients: Clients
+    id: int
+    round: int
+    seed: InitVar[int]
+    _steps: Callable[[], int]
+    _skips: bool = False
+
+    def __post_init__(self, seed: int) -> None:
         self.failed = ""
         self.over = False
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
-        self._clients = clients
-        self._trained, self._rest = clients.divided(client, seed)
-        self._seed = step_seed(seed, CLIENTS + client, round)
-        self._steps, self._steps_then = steps, steps()
+        self._trained, self._rest = self._clients.divided(self.id, seed)
+        self._seed = step_seed(seed, CLIENTS + self.id, self.round)
+        self._steps_then = self._steps()
         self._given = self._samples = 0  # in batches that no step followed yet, and in those that one did
         self._epochs = [0, 0]  # begun, of each kind
-        self._skips = skips
         self._ready: Pass | None = None
 
     def __len__(self) -> int:

@@ -22,6 +22,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ Lease = Callable[[int, int, int, int, int], LeaseReply]
 """(epoch, total batches, most, unused, digest) -> the server's reply."""
 
 
+@dataclass(eq=False, repr=False)
 class LeasedLoader(StandIn):
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
@@ -51,25 +54,21 @@ class LeasedLoader(StandIn):
     attributes (`dataset`, `batch_size`, `sampler`, ...) are the user's DataLoader's, for the data as a whole.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        lease: Lease,
-        state: WorkerState,
-        workers: int,
-        used: DataUse,
-        begun: Callable[[], Callable[[], bool]],
-        counts: bool = True,
-    ) -> None:
-        self._theirs = loader
-        self._source = source = as_loader(loader)
-        self._lone = state.draws is not None
-        as_in_script = self._lone and loader is source
+    _theirs: Any
+    _lease: Lease
+    _state: WorkerState
+    _workers: int
+    _used: DataUse
+    _begun: Callable[[], Callable[[], bool]]
+    _counts: bool = True
+
+    def __post_init__(self) -> None:
+        self._source = source = as_loader(self._theirs)
+        draws, seed = self._state.draws, self._state.seed
+        self._lone = draws is not None
+        as_in_script = self._lone and self._theirs is source
         self._maker = BatchMaker(source, as_in_script)
-        self._order = Order(source, state.seed) if state.draws is None else OwnOrder(source, state.draws, as_in_script)
-        self._state = state
-        self._lease = lease
-        self._counts = counts
+        self._order = Order(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
         self.epochs = 0
         """How many the loop has begun, and been through but for the one that it is in."""
         self.within = False
@@ -82,9 +81,7 @@ class LeasedLoader(StandIn):
                 "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
                 "where drop_last=True"
             )
-        self._most = max(1, min(LEASE_MAX, self._total // (8 * workers)))
-        self._share = -(-self._total // workers)
-        self._workers = workers
+        self._most = max(1, min(LEASE_MAX, self._total // (8 * self._workers)))
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made
         self._leased = 0  # with the last lease
@@ -97,14 +94,12 @@ class LeasedLoader(StandIn):
         self.begins: Callable[[], None] | None = None
         """What is called before the first batch, also of a seat that is another."""
         self._first = True
-        self._used = used
-        self._begun = begun
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
-        self._trained: Callable[[], bool] = begun()  # and whether anything was made of them
+        self._trained: Callable[[], bool] = self._begun()  # and whether anything was made of them
         self._open = False  # an iteration has begun and not come to its end
 
     def __len__(self) -> int:
-        return self._share
+        return ceil(self._total / self._workers)
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch's worth of this worker's batches; without gradients all of an epoch, for no training."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from plesio.worker.data.source import StandIn, as_loader, settings_of
 from plesio.worker.data.use import DataUse
 
 
+@dataclass(eq=False, repr=False)
 class SharedLoader(StandIn):
     """A loader beside the first: yields this worker's part of each pass, or all of it where nothing is trained on it.
 
@@ -27,30 +29,23 @@ class SharedLoader(StandIn):
 
     A lone worker's is the loader itself.
 
-    Args:
-        begun: `trained_since`, of this worker.
-        judges: whether the model is in eval mode.
-        used: told of the samples that were trained on.
+    `begun` is `trained_since` of this worker; `judges`: whether the model is in eval mode; `used` is told of what was trained on.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        seed: int,
-        rank: int,
-        workers: int,
-        begun: Callable[..., Callable[[], bool]],
-        judges: Callable[[], bool],
-        used: DataUse,
-    ) -> None:
-        self._given = data
-        self._source = as_loader(data)
+    _given: Any
+    seed: InitVar[int]
+    _rank: int
+    _workers: int
+    _begun: Callable[..., Callable[[], bool]]
+    _judges: Callable[[], bool]
+    _used: DataUse
+
+    def __post_init__(self, seed: int) -> None:
+        self._source = as_loader(self._given)
         self._order = Order(self._source, seed)
         self._maker = BatchMaker(self._source)
-        self._rank, self._workers = rank, workers
-        self._begun, self._judges, self._used = begun, judges, used
         self._passes = 0
-        self._whole = workers == 1  # whether the last pass was over all
+        self._whole = self._workers == 1  # whether the last pass was over all
 
     def __len__(self) -> int:
         """How many batches a pass has, as the last one was; an equal share, where that was a part."""
