@@ -258,8 +258,8 @@ def test_different_orders_are_refused_in_virtual_time() -> None:
 # What cannot be shared out
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "loaders": (lambda: [loader_of(), loader_of()], "a list of DataLoaders; it shares out one"),
-    "named loaders": (lambda: {"train": loader_of()}, "a dict of DataLoaders"),
+    "loaders": (lambda: [loader_of(), loader_of()], "given list for data; .* of several DataLoaders in one"),
+    "named loaders": (lambda: {"train": loader_of()}, "given dict for data"),
     "a part of the data": (
         lambda: loader_of(DistributedSampler(loops.Numbered(ROWS), num_replicas=2, rank=1)),
         "DistributedSampler leaves each worker a part .* shuffle=True",

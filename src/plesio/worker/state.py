@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import nan
+from weakref import ref
+
+import torch
+from torch.optim import Optimizer
 
 from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
@@ -49,9 +54,21 @@ class WorkerState:
         self.before, self.steps_before, self.samples_before = told.contributions, told.steps, told.samples
         self.batches_before = told.batches
 
-    def concluded(self) -> int:
-        """A number that changes with each step, also with one that was called off."""
-        return self.steps + self.discarded
+    def trained_since(self, optimizer: Optimizer, steps_only: bool = False) -> Callable[[], bool]:
+        """The result tells whether a step, also one called off, or (unless `steps_only`) a backward pass came since this call."""
+        parameters: list[torch.Tensor] = [one for group in optimizer.param_groups for one in group["params"]]
+        before = [None if one.grad is None else (ref(one.grad), one.grad._version) for one in parameters]
+        step = self.steps + self.discarded
+
+        def left_a_gradient(parameter: torch.Tensor, then: tuple[ref[torch.Tensor], int] | None) -> bool:
+            now = parameter.grad
+            return now is not None and (then is None or then[0]() is not now or then[1] != now._version)
+
+        def trained() -> bool:
+            stepped = self.steps + self.discarded != step
+            return stepped or (not steps_only and any(map(left_a_gradient, parameters, before)))
+
+        return trained
 
     def at(self, batches: int, asks: bool) -> Whereabouts:
         """Where in its loop it is, with so many `batches` in the contribution under way."""

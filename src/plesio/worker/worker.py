@@ -22,7 +22,6 @@ from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
 from plesio.worker.data.source import StandIn, is_stream
-from plesio.worker.data.trained import trained_since
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
@@ -296,7 +295,7 @@ class Worker:
 
     def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> Exchange:
         model, optimizer = given.model, given.optimizer
-        self._begun = partial(trained_since, self._state, optimizer)
+        self._begun = partial(self._state.trained_since, optimizer)
         self._judges = lambda: not any(one.training for one in given.modules)
         after = AfterStep.of(after_step) if after_step is not None else None
         if self.workers > 1 and not dist.is_initialized():
@@ -320,12 +319,11 @@ class Worker:
         if not exchange.any_optimizer:
             watch(exchange.replica.trained, exchange)
         guards.prepared(
-            not exchange.local,
-            lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
-            self._state.riders.of(Scheduling).rate_before,
+            replaces=not exchange.local,
+            outside=self.rank == 0 and not exchange.shares_parameters,
+            reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
+            rate_before=self._state.riders.of(Scheduling).rate_before,
         )
-        if self.rank == 0 and not exchange.shares_parameters:
-            guards.warn_of_outside()
         several = len(given.optimizers) > 1
         fetch = self._context.optimizer_state
         self._prepared = {

@@ -30,17 +30,14 @@ def as_loader(loader: Any) -> DataLoader[Any]:
         _check_shareable(loader)
         return loader
     items = loader.values() if isinstance(loader, dict) else loader if isinstance(loader, (list, tuple)) else ()
-    if any(isinstance(one, DataLoader) for one in items):
+    if any(isinstance(one, DataLoader) for one in items) or not (
+        hasattr(loader, "__getitem__") and isinstance(loader, Sized)
+    ):
         raise ConfigurationError(
-            f"prepare was given a {type(loader).__name__} of DataLoaders; it shares out one: give it the one to train from, "
-            "and iterate the others as they are"
+            f"prepare was given {type(loader).__name__} for data; allowed: one torch DataLoader, or anything with a length and "
+            "items; of several DataLoaders in one give it the one to train from, and iterate the others as they are"
         )
-    if hasattr(loader, "__getitem__") and isinstance(loader, Sized):
-        return DataLoader(loader, batch_size=None)  # type: ignore[arg-type]
-    raise ConfigurationError(
-        f"prepare was given {type(loader).__name__} for data; allowed: a torch DataLoader, or anything with a length "
-        "and items"
-    )
+    return DataLoader(loader, batch_size=None)  # type: ignore[arg-type]
 
 
 def is_stream(loader: Any) -> bool:

@@ -33,11 +33,12 @@ class Guards:
         self._reads_alone: Callable[[], bool] = lambda: False
         self._first = True
 
-    def prepared(self, replaces: bool, reads_alone: Callable[[], bool], rate_before: float) -> None:
+    def prepared(self, replaces: bool, outside: bool, reads_alone: Callable[[], bool], rate_before: float) -> None:
         """The worker takes part.
 
         Args:
             replaces: whether each version replaces what is written into the parameters.
+            outside: whether trainable parameters that no optimizer holds are told: a second one may be meant for them.
             reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
             rate_before: the learning rate before the run was resumed; 0: it was not.
         """
@@ -47,10 +48,7 @@ class Guards:
                 "does not see that, so the result differs a little from torch's; under allreduce or local_sgd it does not"
             )
         self._reads_alone, self._rate_before = reads_alone, rate_before
-
-    def warn_of_outside(self) -> None:
-        """Warn of trainable parameters that no group of the optimizer holds: a second optimizer may be meant for them."""
-        if self._outside:
+        if outside and self._outside:
             warn(
                 f"no group of an optimizer given to prepare holds {listed(self._outside)}, with requires_grad=True: in the run "
                 "they stay as they are, and what another optimizer does to them reaches no other worker. Give prepare that "

@@ -152,10 +152,8 @@ class AllReduceExchange(PeerExchange):
             raise ConfigurationError(
                 f"worker {self.state.worker} called backward() after {self._round} steps, another worker after a "
                 "different number; under all-reduce every worker must call backward() equally often for each step(). If "
-                "one step() is for several batches, count them on from epoch to epoch (a worker's part of an epoch may be "
-                "one batch longer than another's, and what is over goes into the next epoch's first step), or leave out "
-                "batches until the workers' number divides an epoch. If only some workers call backward() on one more loss, "
-                "let all do it, on that loss times 0 where it is not wanted"
+                "one step() is for several batches, count them on from epoch to epoch: a worker's part of an epoch may be "
+                "one batch longer. If only some call backward() on one more loss, let all do it, times 0 where it is not wanted"
             )
         if answer.call is Call.GO:
             self._settings.agree(self._group, answer.settings_differ)
