@@ -287,9 +287,9 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
     [
         ("penalty", ps.ConfigurationError, "only some workers call backward.. on one more loss"),
         ("backward", ps.ConfigurationError, "without a gradient to exchange"),
-        ("gradient edited", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
-        ("gradient of its own", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
-        ("written", ModelMismatchError, r"after \d+ steps they differ in wide\.weight \.\.\. idle\.bias"),
+        ("gradient edited", ModelMismatchError, r"after \d+ steps they differ in wide\.weight, .* and 5 more"),
+        ("gradient of its own", ModelMismatchError, r"after \d+ steps they differ in wide\.weight, .* and 5 more"),
+        ("written", ModelMismatchError, r"after \d+ steps they differ in wide\.weight, .* and 5 more"),
         ("loaded", ModelMismatchError, "as it does with load_state_dict on one worker only"),
     ],
 )
