@@ -6,6 +6,7 @@ import re
 
 from plesio.errors import ConfigurationError
 from plesio.riders.counters import COUNTERS_MAX, Counting
+from plesio.strategy.answers.answer import WHOLE
 
 
 class Counter:
@@ -31,7 +32,7 @@ class Counter:
         Raises:
             ConfigurationError: `amount` is no whole number from 0 to 2**31.
         """
-        if not isinstance(amount, int) or isinstance(amount, bool) or not 0 <= amount <= 1 << 31:
+        if not WHOLE.holds(amount) or amount > 1 << 31:
             raise ConfigurationError(f"counter.add({amount!r}): a whole number from 0 to 2**31")
         self._counting.added[self._name] += amount
 

@@ -117,18 +117,6 @@ class RunSchedule(LRScheduler):
             schedule.step()
             self.__dict__["_made"] += 1
 
-    def get_last_lr(self) -> list[Any]:
-        return list(self._schedule.get_last_lr())
-
-    def get_lr(self) -> list[Any]:
-        return list(self._schedule.get_lr())
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._schedule.state_dict())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._schedule.load_state_dict(state_dict)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_schedule"], name)
 
@@ -137,3 +125,12 @@ class RunSchedule(LRScheduler):
             self.__dict__[name] = value
         else:
             setattr(self._schedule, name, value)
+
+
+def _passed_on(name: str) -> Any:
+    """A method that LRScheduler has, too, and that is to be the user's."""
+    return lambda self, *given: getattr(self._schedule, name)(*given)
+
+
+for _name in ("get_last_lr", "get_lr", "state_dict", "load_state_dict"):
+    setattr(RunSchedule, _name, _passed_on(_name))

@@ -5,9 +5,10 @@ A dead worker's part is not read by others, and this data is in no count of epoc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import InitVar, dataclass
+from itertools import islice
+from math import ceil
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class SharedLoader(StandIn):
     def __len__(self) -> int:
         """How many batches a pass has, as the last one was; an equal share, where that was a part."""
         whole = self._whole or self._sees_all()
-        return self._order.total if whole else math.ceil(self._order.total / self._workers)
+        return self._order.total if whole else ceil(self._order.total / self._workers)
 
     def _sees_all(self) -> bool:
         return not torch.is_grad_enabled() or self._judges()
@@ -95,6 +96,7 @@ class SharedLoader(StandIn):
         return self._maker.over(batches[number] for number in numbers)
 
 
+@dataclass(eq=False, repr=False)
 class StreamLoader(StandIn):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's.
 
@@ -102,11 +104,14 @@ class StreamLoader(StandIn):
     samples of it were used before the run was resumed: they are read, and left out.
     """
 
-    def __init__(self, source: DataLoader[Any], rank: int, workers: int, used: DataUse, skipped: int) -> None:
-        self._source = source
-        self._used = used
-        self._skipped = skipped
-        self._workers = workers
+    _source: DataLoader[Any]
+    rank: InitVar[int]
+    _workers: int
+    _used: DataUse
+    _skipped: int
+
+    def __post_init__(self, rank: int) -> None:
+        source, workers = self._source, self._workers
         self._loader: DataLoader[Any] = DataLoader(
             _part(source.dataset, rank, workers),
             batch_size=source.batch_size,
@@ -117,7 +122,7 @@ class StreamLoader(StandIn):
 
     def __len__(self) -> int:
         """An equal share; TypeError, as of the data set, if that has no length."""
-        return math.ceil(len(self._source) / self._workers)
+        return ceil(len(self._source) / self._workers)
 
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
@@ -140,10 +145,8 @@ class _EveryNth(IterableDataset[Any]):
         self._rank, self._workers = rank, workers
 
     def __iter__(self) -> Iterator[Any]:
-        # in each of the DataLoader's processes: the n-th of what it reads
-        for place, element in enumerate(self.dataset):
-            if place % self._workers == self._rank:
-                yield element
+        """In each of the DataLoader's processes: the n-th of what it reads."""
+        return islice(self.dataset, self._rank, None, self._workers)
 
 
 def _part(dataset: Any, rank: int, workers: int) -> Any:

@@ -37,7 +37,7 @@ class Writes:
             for module, name, index in buffers_of(model, tensors)
             if name not in module._non_persistent_buffers_set
         ]
-        self._version: Arena | None = None
+        self._version: Arena
         self._counters: list[int] = []
 
     def adopted(self, version: Arena) -> None:
@@ -54,7 +54,6 @@ class Writes:
         )
         if only_warn:
             warn(f"{lost}, as on_write='warn' accepts")
-            assert self._version is not None, "training began"
             self.adopted(self._version)
             return
         raise ConfigurationError(
@@ -65,7 +64,6 @@ class Writes:
 
     def written(self) -> list[str]:
         """The parameters that were written to and are not as they were adopted."""
-        assert self._version is not None, "training began"
         changes = zip(self._steady, self._watched, self._counters, strict=True)
         touched = [index for index, tensor, counter in changes if tensor._version != counter]
         return [
@@ -93,7 +91,6 @@ class Writes:
 
     def warn(self, stopped: bool) -> None:
         """Warn of all of them; if the run was `stopped`, the training function had no chance to write in time."""
-        assert self._version is not None, "training began"
         views = self._version.views
         if not stopped:
             self.warn_of_late(self.written(), self.saved_buffers(), views)

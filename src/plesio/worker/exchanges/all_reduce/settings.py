@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from plesio.tensors.optimizer_spec import hyper_parameters
 from plesio.transport.collective import Group
+from plesio.worker.warn import warn
 
 
 class SharedSettings:
@@ -58,11 +58,9 @@ class SharedSettings:
             yield
             return
         if changed:
-            warnings.warn(
+            warn(
                 "a hyper-parameter of the optimizer changed between backward() and step(): under all-reduce it takes "
-                "effect at the next step, when all workers know of it; change it before backward(), or after step()",
-                RuntimeWarning,
-                stacklevel=6,
+                "effect at the next step, when all workers know of it; change it before backward(), or after step()"
             )
         agreed = self._agreed or msgspec.msgpack.decode(self._told)
         kept = [dict(group) for group in groups]
