@@ -285,7 +285,7 @@ def odd_one_out(worker: ps.Worker, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ("penalty", ps.ConfigurationError, "only some workers call backward.. on one more loss"),
+        ("penalty", ps.ConfigurationError, "only some call backward.. on one more loss"),
         ("backward", ps.ConfigurationError, "without a gradient to exchange"),
         ("gradient edited", ModelMismatchError, r"after \d+ steps they differ in wide\.weight, .* and 5 more"),
         ("gradient of its own", ModelMismatchError, r"after \d+ steps they differ in wide\.weight, .* and 5 more"),

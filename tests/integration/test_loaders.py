@@ -148,7 +148,7 @@ def leased(loader: Any, digests: list[int] | None = None, done: int = 0) -> Leas
             digests.append(digest)
         return LeaseReply(leases.take(0, epoch, total, most))
 
-    return LeasedLoader(loader, lease, WorkerState(0, 0), 1, DataUse(), lambda: lambda: False)
+    return LeasedLoader(loader, lease, WorkerState(0, 0), 1, DataUse(), lambda: lambda: False, lambda: None)
 
 
 def rows_of(loader: LeasedLoader) -> list[int]:

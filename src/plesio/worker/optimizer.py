@@ -27,7 +27,8 @@ Fetch = Callable[[Sequence[torch.Tensor]], States | None]
 def _refuse(what: str, *_: Any, **__: Any) -> NoReturn:
     raise ConfigurationError(
         f"{what} steps at the server, and its state lies there: optimizer.state_dict() fetches a copy; to read or change it in "
-        "the loop take allreduce or local_sgd, where each worker's own optimizer steps with the state it has"
+        "the loop take allreduce or local_sgd, where each worker's own optimizer steps with the state it has, or load it before "
+        "prepare"
     )
 
 
@@ -172,10 +173,7 @@ class ExchangedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load into the user's optimizer, and go on sharing with it."""
         if state_dict["state"] and not self._exchange.local:
-            raise ConfigurationError(
-                f"load_state_dict after prepare: {type(self._user).__name__} steps at the server, where its state went with "
-                "prepare; load it before"
-            )
+            _refuse(f"load_state_dict after prepare: {type(self._user).__name__}")
         self._user.load_state_dict(state_dict)
         self.param_groups = self._user.param_groups
 

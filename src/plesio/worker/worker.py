@@ -383,8 +383,7 @@ class Worker:
 
     def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
         lease, state, used = self._context.lease, self._state, self._used
-        self._loader = LeasedLoader(data, lease, state, self.workers, used, self._begun, counts)
-        self._loader.begins = self._go_on
+        self._loader = LeasedLoader(data, lease, state, self.workers, used, self._begun, self._go_on, counts)
         return self._loader
 
     # Loops without a loader

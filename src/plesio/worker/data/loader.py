@@ -51,7 +51,8 @@ class LeasedLoader(StandIn):
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
     Its length is an equal share of the epoch, rounded up; how many batches come depends on everybody's speed. Its other
-    attributes (`dataset`, `batch_size`, `sampler`, ...) are the user's DataLoader's, for the data as a whole.
+    attributes (`dataset`, `batch_size`, `sampler`, ...) are the user's DataLoader's, for the data as a whole. `begins` is called
+    before the first batch, also of a seat that is another.
     """
 
     _theirs: Any
@@ -60,6 +61,7 @@ class LeasedLoader(StandIn):
     _workers: int
     _used: DataUse
     _begun: Callable[[], Callable[[], bool]]
+    _begins: Callable[[], None]
     _counts: bool = True
 
     def __post_init__(self) -> None:
@@ -91,8 +93,6 @@ class LeasedLoader(StandIn):
         """How far the run was through the data, in epochs, when this worker asked for its last lease."""
         self.through: list[Callable[[], None]] = []
         """What is called when an iteration has ended."""
-        self.begins: Callable[[], None] | None = None
-        """What is called before the first batch, also of a seat that is another."""
         self._first = True
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
         self._trained: Callable[[], bool] = self._begun()  # and whether anything was made of them
@@ -224,9 +224,9 @@ class LeasedLoader(StandIn):
             self._granted.extend(reply.batches)
             self.progress, self._through = reply.epoch, reply.through
             self._leased = len(reply.batches)
-            if reply.batches and self.begins is not None and self._first:
+            if reply.batches and self._first:
                 self._first = False
-                self.begins()
+                self._begins()
         if not self._used.batches:
             self._state.reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)
