@@ -159,7 +159,7 @@ class Worker:
             raise ConfigurationError(
                 f"worker.stop({type(reason).__name__}): the reason is text, such as 'no better for 5 epochs'"
             )
-        self._taking_part("stop")
+        self._exchange_for("stop")
         words = as_utf8(" ".join(reason.split()))
         self._context.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
 
@@ -271,7 +271,8 @@ class Worker:
                 self._schedules.append(schedule)
         return tuple(None if one is None else self._prepared[id(one)] for one in given)
 
-    def _taking_part(self, call: str) -> Exchange:
+    def _exchange_for(self, call: str) -> Exchange:
+        """The exchange, for a method that is asked after prepare."""
         if self._exchange is None:
             raise ConfigurationError(f"worker.{call} before prepare: prepare the model and the optimizer first")
         return self._exchange
@@ -371,7 +372,7 @@ class Worker:
         Raises:
             ConfigurationError: before prepare, or no data that can be shared out.
         """
-        self._taking_part("share")
+        self._exchange_for("share")
         return self._parted(loader, self._used if self._loader is None or not self._loader.looped else DataUse())
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
@@ -400,7 +401,7 @@ class Worker:
         Raises:
             ConfigurationError: before prepare, beside a loader given to prepare, or another number than before.
         """
-        self._taking_part("steps")
+        self._exchange_for("steps")
         if not COUNT.holds(number):
             raise ConfigurationError(f"worker.steps({number!r}): {COUNT.words}")
         loader = self._loader if self._loader is not None else self._lease(range(number), counts=False)
@@ -461,7 +462,7 @@ class Worker:
                 whole number, or it is 0 for all workers of a round.
             StopRun: the run is over; let it pass.
         """
-        exchange = self._taking_part("contribute")
+        exchange = self._exchange_for("contribute")
         if self._clients is not None:
             raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
         if samples is not None and not WHOLE.holds(samples):
@@ -477,7 +478,7 @@ class Worker:
             ConfigurationError: before prepare, more than 4 counters, a name that is not 1 to 16 ASCII characters, or a strategy
                 without a server that folds.
         """
-        if not self._taking_part("counter").counts:
+        if not self._exchange_for("counter").counts:
             raise ConfigurationError(
                 "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
                 "worker.steps(number), which shares out the run's steps under every strategy"

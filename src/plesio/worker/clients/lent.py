@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import torch
 from torch import nn
@@ -64,10 +63,6 @@ class LeasedClients:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
             )
-
-    @property
-    def dataset(self) -> Any:
-        return self._clients.dataset
 
     def __len__(self) -> int:
         """An equal share of all turns, rounded up."""

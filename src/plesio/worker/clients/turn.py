@@ -30,6 +30,7 @@ class Client:
         round: that it was drawn for.
         failed: what its data raised, if that leaves it out of the round.
         over: whether its turn is.
+        holds_out: how many samples it does not train on.
     """
 
     _clients: Clients
@@ -45,6 +46,7 @@ class Client:
         self.first: dict[str, float] = {}
         self.last: dict[str, float] = {}
         self._trained, self._rest = self._clients.divided(self.id, seed)
+        self.holds_out = len(self._rest)
         self._seed = step_seed(seed, CLIENTS + self.id, self.round)
         self._steps_then = self._steps()
         self._given = self._samples = 0  # in batches that no step followed yet, and in those that one did
@@ -106,10 +108,6 @@ class Client:
             if not self._skips:
                 raise
             self.failed = f"{type(error).__name__}: {words_of(error)}"
-
-    @property
-    def holds_out(self) -> int:
-        return len(self._rest)
 
     def held_out(self) -> Iterator[Any]:
         return self._clients.load(self._clients.cut(self._rest), step_seed(self._seed, 0, HELD_OUT))

@@ -126,7 +126,8 @@ class LeasedLoader(StandIn):
         self._open = True
         more = self._more(epoch)
         (self._order.begin if more else self._order.skip)(epoch)
-        return self._given(self._maker.over(self._indices(epoch, more)))
+        indices = self._indices(epoch, more)
+        return self._given(self._maker.over(indices) if self._counts else indices)  # a step's number is its own index
 
     def _given(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.within = True

@@ -110,7 +110,7 @@ class Order:
         if self._settings is not None:
             batches: Any = _usual(*self._settings, seed)
         else:
-            if epoch == self._next and epoch:
+            if self._in_turn and epoch == self._next and epoch:
                 self._find_start(epoch)
             start = self._starts.get(epoch) or self._starts[min(self._starts)]
             batches = _Drawn(self._sampler, self._generators, partial(self._begin, seed, start), self._again)
@@ -121,8 +121,6 @@ class Order:
 
     def _find_start(self, epoch: int) -> None:
         """The generators go on from the epoch before, or as the script has seeded them since."""
-        if not self._in_turn:
-            return
         left = self._kept[epoch - 1].finish()
         now = self._states()
         same = all(torch.equal(one, other) for one, other in zip(now, self._begins, strict=True))
