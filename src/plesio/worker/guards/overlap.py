@@ -33,13 +33,12 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     Only certain overlaps count: one begins where another does, or within one without gaps. Columns of one matrix interleave
     and share nothing.
     """
-    widest: _Place | None = None  # of those without gaps the one that reaches furthest
-    before: _Place | None = None
+    before = widest = _Place(-1, -1, -1, False)  # `widest`: of those without gaps the one that reaches furthest
     for place in sorted(
         _place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED
     ):
         for other in (before, widest):
-            if other is not None and (place.start == other.start or (other.gapless and place.start < other.end)):
+            if place.start == other.start or (other.gapless and place.start < other.end):
                 first, second = sorted((place.number, other.number))
                 if tensors[first].requires_grad or tensors[second].requires_grad:
                     raise ConfigurationError(
@@ -48,7 +47,7 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
                         "tensor and take both from it in forward, or give each its own with .clone()"
                     )
         before = place
-        if place.gapless and (widest is None or place.end > widest.end):
+        if place.gapless and place.end > widest.end:
             widest = place
 
 
