@@ -60,8 +60,7 @@ class _Workers(SingleDeviceStrategy):
 
     optimizers: Any
     parallel_devices: Any = None
-    _layer_sync: Any = None
-    """Lightning sets both; the second for sync_batchnorm=True."""
+    _layer_sync: Any = None  # Lightning sets both; the second for sync_batchnorm=True
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()

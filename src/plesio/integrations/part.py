@@ -38,8 +38,7 @@ class Part(StandIn):
     def __init__(self, worker: Worker, loader: DataLoader[Any], begin: Callable[[], None]) -> None:
         self.whole = self._source = loader
         self.prepared: Any = None
-        self.given = 0
-        """How many batches the last iteration gave."""
+        self.given = 0  # how many batches the last iteration gave
         self._worker = worker
         self._begin = begin
         self._streams = isinstance(getattr(loader, "dataset", None), IterableDataset)

@@ -48,10 +48,8 @@ class WorkerContext(Protocol):
     workers: int
     seed: int
     server_pid: int
-    inline: bool
-    """Whether all workers of the run are in this process."""
-    lenient: bool
-    """Whether the run goes on without a worker that raises."""
+    inline: bool  # whether all workers of the run are in this process
+    lenient: bool  # whether the run goes on without a worker that raises
     state: WorkerState
 
     def now_s(self) -> float:

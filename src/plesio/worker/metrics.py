@@ -10,8 +10,7 @@ import torch
 from plesio.errors import ConfigurationError, as_utf8
 from plesio.worker.context import WorkerContext
 
-LOG_S = 0.1
-"""How often logged numbers are sent on."""
+LOG_S = 0.1  # how often logged numbers are sent on
 
 
 class Metrics:

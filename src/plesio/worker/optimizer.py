@@ -18,10 +18,8 @@ from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.exchanged import before_step
 from plesio.worker.warn import warn
 
-MOVER = "lightning.fabric.utilities.optimizer"
-"""Lightning moves every optimizer's state to a device."""
-Fetch = Callable[[Sequence[torch.Tensor]], States | None]
-"""Brings the state of an optimizer that steps at the server."""
+MOVER = "lightning.fabric.utilities.optimizer"  # Lightning moves every optimizer's state to a device
+Fetch = Callable[[Sequence[torch.Tensor]], States | None]  # brings the state of an optimizer that steps at the server
 
 
 def _refuse(what: str, *_: Any, **__: Any) -> NoReturn:

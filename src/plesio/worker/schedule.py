@@ -75,11 +75,9 @@ class RunSchedule(LRScheduler):
             self.go_to(loader.epochs)
 
     def go_on(self, of: int) -> None:
-        """The run is resumed, with so many schedules: the first batch is to find the rate that the one before it left.
-
-        One that was called about as often as the optimizer stepped goes by batch. In a process that the run was resumed under,
-        it was further.
-        """
+        """The run is resumed, with so many schedules: the first batch is to find the rate that the one before it left. One that
+        was called about as often as the optimizer stepped goes by batch. In a process that the run was resumed under, it was
+        further."""
         state = self._state
         if self._by_batch and self._made:
             before, settings = self._first

@@ -23,16 +23,13 @@ from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.warn import warn
 
-COUNTED = "clients"
-"""The counter of those that count, where there is a least number of them."""
+COUNTED = "clients"  # the counter of those that count, where there is a least number of them
 
 
 @dataclass(eq=False, repr=False)
 class LeasedClients:
-    """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one.
-
-    `begins` is called with the round of each client whose turn begins.
-    """
+    """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one. `begins` is called with
+    the round of each client whose turn begins."""
 
     _clients: Clients
     _context: WorkerContext

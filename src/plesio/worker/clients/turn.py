@@ -15,8 +15,7 @@ from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.metrics import number_of
 from plesio.worker.randomness.seeding import step_seed
 
-Pass = Iterator[tuple[Any, Any]]
-"""Indices, and the batch of these."""
+Pass = Iterator[tuple[Any, Any]]  # indices, and the batch of these
 TRAINING, LOOKING, HELD_OUT = range(3)
 """Which of a client's sources of random numbers a pass over its data draws from."""
 

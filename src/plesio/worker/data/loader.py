@@ -37,10 +37,8 @@ from plesio.worker.data.source import StandIn, as_loader
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 
-LOST = -1
-"""In place of the size of a batch that is being made, and was lost meanwhile."""
-LEASE_MAX = 8
-"""The most batches of one lease; less in a short epoch, so that its end is shared out evenly."""
+LOST = -1  # in place of the size of a batch that is being made, and was lost meanwhile
+LEASE_MAX = 8  # the most batches of one lease; less in a short epoch, so that its end is shared out evenly
 
 Lease = Callable[[int, int, int, int, int], LeaseReply]
 """(epoch, total batches, most, unused, digest) -> the server's reply."""
@@ -71,12 +69,9 @@ class LeasedLoader(StandIn):
         as_in_script = self._lone and self._theirs is source
         self._maker = BatchMaker(source, as_in_script)
         self._order = Order(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
-        self.epochs = 0
-        """How many the loop has begun, and been through but for the one that it is in."""
-        self.within = False
-        """Whether the loop is in an iteration."""
-        self.read = 0
-        """How many batches this process was given."""
+        self.epochs = 0  # how many the loop has begun, and been through but for the one that it is in
+        self.within = False  # whether the loop is in an iteration
+        self.read = 0  # how many batches this process was given
         self._total = self._order.total
         if self._total == 0:
             raise ConfigurationError(
@@ -91,8 +86,7 @@ class LeasedLoader(StandIn):
         self._unused = self._losses = 0
         self.progress = 0.0
         """How far the run was through the data, in epochs, when this worker asked for its last lease."""
-        self.through: list[Callable[[], None]] = []
-        """What is called when an iteration has ended."""
+        self.through: list[Callable[[], None]] = []  # what is called when an iteration has ended
         self._first = True
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
         self._trained: Callable[[], bool] = self._begun()  # and whether anything was made of them

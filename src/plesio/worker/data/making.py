@@ -12,11 +12,9 @@ from plesio.worker.data.source import settings_of
 
 
 class BatchMaker:
-    """A DataLoader like the user's that takes its indices from leases; where it has processes, it takes some ahead.
-
-    With `draws`, a pass draws the seed of its processes as the user's would. Else it comes from torch's own source, and nothing
-    is drawn where there are none.
-    """
+    """A DataLoader like the user's that takes its indices from leases; where it has processes, it takes some ahead. With
+    `draws`, a pass draws the seed of its processes as the user's would. Else it comes from torch's own source, and nothing is
+    drawn where there are none."""
 
     def __init__(self, source: DataLoader[Any], draws: bool = False) -> None:
         self._indices: Iterator[Any] = iter(())

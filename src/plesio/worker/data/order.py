@@ -23,14 +23,10 @@ from torch.utils.data import DataLoader, Subset
 from plesio.errors import ConfigurationError
 from plesio.worker.randomness.seeding import RandomState, seed_everything
 
-AT_ONCE = 64
-"""So many batches are drawn at a time: the random sources are changed for it, and put back."""
-KEPT_MAX = 1 << 20
-"""About so many indices of an epoch are kept."""
-LENGTH_MAX = 1 << 20
-"""A sampler without a length that draws so many batches has no end."""
-STARTS_MAX = 1000
-"""Of so many epochs it is known how their generators began."""
+AT_ONCE = 64  # so many batches are drawn at a time: the random sources are changed for it, and put back
+KEPT_MAX = 1 << 20  # about so many indices of an epoch are kept
+LENGTH_MAX = 1 << 20  # a sampler without a length that draws so many batches has no end
+STARTS_MAX = 1000  # of so many epochs it is known how their generators began
 
 Sources = list[torch.Generator]
 

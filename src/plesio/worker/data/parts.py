@@ -98,11 +98,9 @@ class SharedLoader(StandIn):
 
 @dataclass(eq=False, repr=False)
 class StreamLoader(StandIn):
-    """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's.
-
-    The part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
-    samples of it were used before the run was resumed: they are read, and left out.
-    """
+    """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's. The
+    part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
+    samples of it were used before the run was resumed: they are read, and left out."""
 
     _source: DataLoader[Any]
     rank: InitVar[int]

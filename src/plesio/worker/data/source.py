@@ -15,8 +15,7 @@ class StandIn:
     """What stands in for something of the user's, `_source`: it has the attributes of that, but for its own."""
 
     _source: Any
-    looped = False
-    """Whether anybody looped over it."""
+    looped = False  # whether anybody looped over it
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

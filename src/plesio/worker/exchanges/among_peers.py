@@ -11,8 +11,7 @@ from plesio.transport.board import Board
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.warn import warn_not_finite
 
-REPORT_S = 0.05
-"""How often a worker reports its work."""
+REPORT_S = 0.05  # how often a worker reports its work
 
 
 class PeerBell(Bell, Protocol):

@@ -14,10 +14,8 @@ from plesio.errors import ModelMismatchError
 from plesio.tensors.arena import Arena, Kind
 from plesio.worker.warn import listed
 
-PARTS = 16
-"""Steps in which a large model is compared whole."""
-PART_BYTES = 1 << 17
-"""The least that one step compares: a small model whole."""
+PARTS = 16  # steps in which a large model is compared whole
+PART_BYTES = 1 << 17  # the least that one step compares: a small model whole
 CHECKSUM_BITS = 24
 
 

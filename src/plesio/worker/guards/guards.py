@@ -13,8 +13,7 @@ from plesio.tensors.model import self_limiting
 from plesio.worker.guards.inventory import Inventory
 from plesio.worker.warn import listed, warn
 
-TRAINER = "transformers.trainer"
-"""The module of Hugging Face's Trainer."""
+TRAINER = "transformers.trainer"  # the module of Hugging Face's Trainer
 
 
 class Guards:

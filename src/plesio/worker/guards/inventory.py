@@ -20,11 +20,9 @@ _VALUES = methodcaller("values")
 
 
 class Inventory:
-    """The tensors of a model's state_dict at the time of prepare, under whatever name.
-
-    A cache that a forward pass adds (a buffer with persistent=False) does not count, and a layer that was wrapped (compiled,
-    checkpointed) holds the same tensors.
-    """
+    """The tensors of a model's state_dict at the time of prepare, under whatever name. A cache that a forward pass adds (a
+    buffer with persistent=False) does not count, and a layer that was wrapped (compiled, checkpointed) holds the same
+    tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

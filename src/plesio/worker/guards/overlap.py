@@ -14,8 +14,7 @@ import torch
 
 from plesio.errors import ConfigurationError
 
-ADDRESSED = ("cpu", "cuda")
-"""The devices whose tensors have addresses."""
+ADDRESSED = ("cpu", "cuda")  # the devices whose tensors have addresses
 
 
 class _Place(NamedTuple):
@@ -28,11 +27,8 @@ class _Place(NamedTuple):
 
 
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `ConfigurationError` if two of a model's tensors overlap and one of them is trained.
-
-    Only certain overlaps count: one begins where another does, or within one without gaps. Columns of one matrix interleave
-    and share nothing.
-    """
+    """Raise `ConfigurationError` if two of a model's tensors overlap and one of them is trained. Only certain overlaps count:
+    one begins where another does, or within one without gaps. Columns of one matrix interleave and share nothing."""
     before = widest = _Place(-1, -1, -1, False)  # `widest`: of those without gaps the one that reaches furthest
     for place in sorted(
         _place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED

@@ -29,8 +29,7 @@ from plesio.worker.exchanges.all_reduce.takeover import take_over
 from plesio.worker.exchanges.among_peers import PeerExchange
 from plesio.worker.guards.divergence import DivergenceCheck
 
-TRIES = 6
-"""How often in a row the same workers try to form a group; each time they wait twice as long for each other."""
+TRIES = 6  # how often in a row the same workers try to form a group; each time they wait twice as long for each other
 STORE_S = 5.0
 """How long each of those tries waits for the store by which workers find each other, if there is time for all of them."""
 PATIENCE_S = 1.0
@@ -241,11 +240,9 @@ class AllReduceExchange(PeerExchange):
     # Groups
 
     def _regroup(self, again: bool = False) -> bool:
-        """Join the group that the server called. Returns True if this worker must redo the step.
-
-        It must after it took over another's state or gave up. It also must after the first of several backward passes
-        (`again`). A new member has not made that pass, so all start the step anew.
-        """
+        """Join the group that the server called. Returns True if this worker must redo the step. It must after it took over
+        another's state or gave up. It also must after the first of several backward passes (`again`). A new member has not made
+        that pass, so all start the step anew."""
         members: tuple[int, ...] = ()
         alike, since_s = 0, 0.0
         for tries in count():

@@ -15,10 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plesio.errors import ConfigurationError
 
-IDLE = 1
-"""Parameters of `ReplicatedModel` that are not the model's and never take part in a loss."""
-_IDLE_ONLY = object()
-"""Asks a `_Shell` for a loss in which only the idle parameter takes part."""
+IDLE = 1  # parameters of `ReplicatedModel` that are not the model's and never take part in a loss
+_IDLE_ONLY = object()  # asks a `_Shell` for a loss in which only the idle parameter takes part
 PASSED_ON = ("state_dict", "load_state_dict", "__repr__", "__len__", "__getitem__", "__iter__", "__contains__")
 """Methods that are the model's (if it has them) and that `__getattr__` does not find: looked up on the class, or nn.Module's."""
 Hook = Callable[[GradBucket], torch.futures.Future[torch.Tensor]]

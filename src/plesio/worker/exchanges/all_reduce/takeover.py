@@ -12,15 +12,12 @@ from plesio.tensors.arena import CPU, Arena
 from plesio.transport.collective import Group
 from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 
-At = tuple[int, int]
-"""(steps completed, those of them that moved the parameters)."""
+At = tuple[int, int]  # (steps completed, those of them that moved the parameters)
 
 
 def take_over(group: Group, source: int, at: At, optimizer: Optimizer, arena: Arena, buffers: SharedBuffers) -> At:
-    """Take over member `source`'s parameters, buffers and optimizer's state, unless this replica is `at` the same step.
-
-    It returns where this replica is now. A death meanwhile (RuntimeError) leaves it as it was.
-    """
+    """Take over member `source`'s parameters, buffers and optimizer's state, unless this replica is `at` the same step. It
+    returns where this replica is now. A death meanwhile (RuntimeError) leaves it as it was."""
     parameters = [parameter for one in optimizer.param_groups for parameter in one["params"]]
     state = io.BytesIO()
     if group.rank == source:
