@@ -60,17 +60,17 @@ def test_no_examples_or_empty_ones_have_zero_sparsity():
 
 def test_one_thread_has_no_collisions():
     met = watch(all_of(*touches(2000, 50, 0.1), 50), threads=1, budget_s=0.01)
-    assert met.examples >= 2000
-    assert met.updates == met.examples * 5
-    assert (met.collided, met.staleness_sum, met.staleness_max, met.lost_updates) == (0, 0, 0, 0)
+    assert met.watched >= 2000
+    assert met.updates == met.watched * 5
+    assert (met.collision_rate, met.staleness_mean, met.staleness_max, met.lost_updates) == (0, 0, 0, 0)
 
 
 def test_disjoint_threads_do_not_collide():
     rows = 20_000
     disjoint = all_of(np.arange(rows + 1), np.arange(rows, dtype=np.uint32), rows)
     met = watch(disjoint, threads=2, budget_s=0.05)
-    assert (met.collided, met.lost_updates) == (0, 0)
-    assert met.updates == met.examples  # a parameter each, and none lost or counted twice
+    assert (met.collision_rate, met.lost_updates) == (0, 0)
+    assert met.updates == met.watched  # a parameter each, and none lost or counted twice
 
 
 def test_shared_parameters_collide():
@@ -78,12 +78,12 @@ def test_shared_parameters_collide():
     indices = np.tile(np.arange(each, dtype=np.uint32), rows)
     everybody = all_of(np.arange(0, rows * each + 1, each), indices, each)
     met = watch(everybody, threads=2, budget_s=0.3)
-    assert met.examples % rows == 0
-    assert met.updates == met.examples * each
-    assert 0 < met.collided <= met.examples
+    assert met.watched % rows == 0
+    assert met.updates == met.watched * each
+    assert 0 < met.collision_rate <= 1
     assert met.staleness_max >= 1
     assert 0 <= met.lost_updates < met.updates
-    assert met.collided <= met.staleness_sum
+    assert met.collision_rate <= met.staleness_mean
 
 
 def test_hot_parameters_are_not_counted_as_collisions():

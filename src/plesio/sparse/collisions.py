@@ -14,6 +14,7 @@ tell who was there in between.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,24 +49,15 @@ class Sparsity(NamedTuple):
 
 
 class Meetings(NamedTuple):
-    """The measurements of the instrumented threads.
+    """The measurements of the instrumented threads, in the words of `Report`."""
 
-    Attributes:
-        examples: how many were done, by all threads.
-        collided: those of which another thread wrote a parameter between their reading and their writing of it.
-        staleness_sum, staleness_max: updates of other threads between an example's reading and its writing.
-        updates: additions to single parameters.
-        lost_updates: those overwritten by another thread's that began before them and ended after.
-        cores: how many cores the threads had, on average: where it is less than their number they took turns.
-    """
-
-    examples: int
-    collided: int
-    staleness_sum: int
-    staleness_max: int
-    updates: int
-    lost_updates: int
-    cores: float
+    watched: int = 0
+    cores: float = 0.0
+    collision_rate: float = 0.0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    updates: int = 0
+    lost_updates: int = 0
 
 
 @njit(nogil=True, cache=True)
@@ -103,40 +95,23 @@ def sparsity(touched: Touched) -> Sparsity:
     >>> [round(float(value), 2) for value in sparsity(Touched(indptr, indices, 4))[:3]]
     [0.67, 0.67, 2.0]
     """
+    from scipy import sparse
+
     indptr, indices, parameters = touched
     examples = len(indptr) - 1
     if not len(indices):
         return Sparsity(0.0, 0.0, 0, True)
-    counts = np.bincount(indices, minlength=parameters)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    others = _transposed(indptr, indices, starts)
-    bounds = np.minimum(_sums(indptr, indices, counts), examples)  # no example meets more than this
+    by_example = sparse.csr_array((np.ones(len(indices), np.int64), indices, indptr), shape=(examples, parameters))
+    by_parameter = by_example.tocsc()
+    others, starts = by_parameter.indices, by_parameter.indptr
+    counts = np.diff(starts)
+    bounds = np.minimum(by_example @ counts, examples)  # no example meets more than this
     first = np.array([bounds.argmax()])
     most, _ = _largest_overlap(indptr, indices, others, starts, bounds, first, 0, SEARCH_STEPS)
     rest = np.flatnonzero(bounds > most)
     order = rest[np.argsort(-bounds[rest], kind="stable")]
     most, exact = _largest_overlap(indptr, indices, others, starts, bounds, order, most, SEARCH_STEPS)
     return Sparsity(most / examples, int(counts.max()) / examples, int(np.diff(indptr).max()), exact)
-
-
-@njit(nogil=True, cache=True)
-def _sums(indptr: Any, indices: Any, counts: Any) -> Any:
-    sums = np.zeros(len(indptr) - 1, np.int64)
-    for row in range(len(sums)):
-        for place in range(indptr[row], indptr[row + 1]):
-            sums[row] += counts[indices[place]]
-    return sums
-
-
-@njit(nogil=True, cache=True)
-def _transposed(indptr: Any, indices: Any, starts: Any) -> Any:
-    """The examples of each parameter, one parameter after the other."""
-    ends, examples = starts.copy(), np.empty(len(indices), np.uint32)
-    for row in range(len(indptr) - 1):
-        for place in range(indptr[row], indptr[row + 1]):
-            examples[ends[indices[place]]] = row
-            ends[indices[place]] += 1
-    return examples
 
 
 @njit(nogil=True, cache=True)
@@ -172,31 +147,32 @@ def watch(touched: Touched, threads: int, budget_s: float = 0.2, chunk: int = 25
     versions, plain = np.zeros(touched.parameters, np.int64), np.zeros(touched.parameters, np.int64)
     clocks = np.zeros(threads * CACHE_LINE, np.int64)
     room = int(np.diff(touched.indptr).max(initial=0))
-    examples = collided = staleness = most = 0
-    computed_s, began = 0.0, time.perf_counter()
-    while True:
-        counter, gate = np.zeros(1, np.int64), np.zeros(2, np.int64)
 
-        def look(thread: int, counter: Any = counter, gate: Any = gate) -> Any:
-            place = counter, gate, thread, threads
-            try:
-                before_s = time.thread_time()
-                seen = _watched(touched.indptr, touched.indices, bounds, versions, plain, clocks, room, *place)
-                return *seen, time.thread_time() - before_s
-            except BaseException:
-                gate[1] = 1  # Ctrl-C before it came to the meeting: the others need not wait
-                raise
+    def look(counter: Any, gate: Any, thread: int) -> Any:
+        place = counter, gate, thread, threads
+        try:
+            before_s = time.thread_time()
+            seen = _watched(touched.indptr, touched.indices, bounds, versions, plain, clocks, room, *place)
+            return *seen, time.thread_time() - before_s
+        except BaseException:
+            gate[1] = 1  # Ctrl-C before it came to the meeting: the others need not wait
+            raise
 
-        for done, hit, stale, stalest, thread_s in pool(threads).run(look):
-            examples, collided, staleness = examples + done, collided + hit, staleness + stale
-            most = max(most, stalest)
-            computed_s += thread_s
+    began, taken_s, passes = time.perf_counter(), 0.0, list[Any]()
+    while taken_s <= budget_s:
+        passes += pool(threads).run(partial(look, np.zeros(1, np.int64), np.zeros(2, np.int64)))
         taken_s = time.perf_counter() - began
-        if taken_s > budget_s:
-            break
-    updates = int(versions.sum())
-    lost = updates - int(plain.sum())
-    return Meetings(examples, collided, staleness, most, updates, lost, computed_s / taken_s)
+    examples, collided, stale, stalest, computed_s = zip(*passes, strict=True)
+    done, updates = sum(examples), int(versions.sum())
+    return Meetings(
+        watched=done,
+        cores=sum(computed_s) / taken_s,
+        collision_rate=sum(collided) / max(done, 1),
+        staleness_mean=sum(stale) / max(done, 1),
+        staleness_max=max(stalest),
+        updates=updates,
+        lost_updates=updates - int(plain.sum()),
+    )
 
 
 @njit(nogil=True, cache=True)

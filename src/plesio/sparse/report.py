@@ -148,7 +148,7 @@ def measure(
         raise ConfigurationError(f"an example touches parameter {indices.max()}, but there are {parameters}, from 0.")
     rows = _sample(indptr, SPARSITY_NONZEROS, seed)
     found = sparsity(gather(indptr, indices, parameters, rows))
-    met = Meetings(0, 0, 0, 0, 0, 0, 0.0)
+    met = Meetings()
     if model not in APART:
         met = watch(gather(indptr, indices, parameters, _sample(indptr, WATCHED_NONZEROS, seed), hot), threads)
     fastest = min(epochs, key=lambda epoch: epoch.seconds / max(epoch.examples, 1), default=None)
@@ -158,21 +158,12 @@ def measure(
         parameters=parameters,
         threads=threads,
         model=model,
-        rho=found.rho,
-        rho_exact=found.rho_exact,
-        delta=found.delta,
-        omega=found.omega,
         looked_at=len(rows),
-        watched=met.examples,
-        cores=met.cores,
-        collision_rate=met.collided / max(met.examples, 1),
-        staleness_mean=met.staleness_sum / max(met.examples, 1),
-        staleness_max=met.staleness_max,
-        updates=met.updates,
-        lost_updates=met.lost_updates,
         examples_per_s=speeds,
         bytes_per_s=sum(speeds) * bytes_per_example if bytes_per_example is not None and speeds else None,
         bandwidth=memory_bandwidth(),
+        **found._asdict(),
+        **met._asdict(),
     )
 
 
