@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from plesio.sparse import MatrixFactorization, factorisation
+from plesio.sparse import MatrixFactorization, choosing, factorisation
 from plesio.sparse.epochs import DivergedError
 from plesio.sparse.factorisation import training
 from plesio.sparse.factorisation.dealing import Triples
@@ -201,21 +201,25 @@ def test_the_thread_trial_visits_each_rating_once(loss: str, margin: float, monk
     """Whether all threads win or one does; one thread then does the later epochs alone."""
     users, items, numbers = ratings(300, 200, 20_000)
     numbers = np.abs(numbers) + 1
-    slices: list[tuple[int, int, int]] = []
+    by_epoch: list[list[int]] = []  # the threads of each slice
 
     class Watched(training.Training):
-        def _chunks(self, order: Any, lrs: Any, key: int, losses: Any, *slice_and_threads: int) -> list[int]:
-            slices.append(slice_and_threads)  # type: ignore[arg-type]
-            return super()._chunks(order, lrs, key, losses, *slice_and_threads)
+        def sweep(self, order: Any, lrs: Any, key: int) -> tuple[float, list[int]]:
+            by_epoch.append([])
+            return super().sweep(order, lrs, key)
+
+        def _chunks(self, *arguments: Any) -> list[int]:
+            by_epoch[-1].append(arguments[-1])
+            return super()._chunks(*arguments)
 
     monkeypatch.setattr(factorisation.model, "Training", Watched)
     monkeypatch.setattr(training, "WORTH_THREADS", 0)
-    monkeypatch.setattr(training, "MARGIN", margin)
+    monkeypatch.setattr(choosing, "MARGIN", margin)
+    monkeypatch.setattr(choosing, "_CONTEST_WORK", 0)
     fitted = model(loss=loss, epochs=8, threads=2).fit(users, items, numbers)
     winner = 1 if margin else 2
     assert fitted.threads_ == winner
-    assert [threads for _, _, threads in slices[:5]] == [1, 1, 2, 1, 2]
-    assert {threads for _, _, threads in slices[5:]} == {winner}
+    assert [set(threads) for threads in by_epoch] == [{1, 2}] * 2 + [{winner}] * 6
     assert all(sum(epoch.examples_by_thread) == len(users) for epoch in fitted.history_)
     alone = model(loss=loss, epochs=8).fit(users, items, numbers)
     assert fitted.history_[-1].loss == pytest.approx(alone.history_[-1].loss, rel=0.1)
@@ -246,7 +250,7 @@ def test_a_layout_holds_every_rating_once(grid: bool) -> None:
     assert sorted(zip(layout.users, layout.items, layout.ratings, strict=True)) == sorted(zip(*given, strict=True))
     order = layout.order(0, 0)
     assert sorted(order) == list(range(layout.chunks))
-    for first, stop in layout.rounds() if grid else ():
+    for first, stop in layout.rounds(layout.chunks) if grid else ():
         here = [slice(layout.bounds[chunk], layout.bounds[chunk + 1]) for chunk in order[first:stop]]
         for ids in layout.users, layout.items:
             sets = [set(ids[part].tolist()) for part in here]

@@ -118,7 +118,7 @@ def test_two_threads_learn_as_much_as_one(problem, model):
 
 
 def test_large_parameters_are_shared_without_a_trial(problem, monkeypatch):
-    monkeypatch.setattr("plesio.sparse.sweeps.SMALL_MODEL_BYTES", 8 * problem[0].shape[1] - 1)
+    monkeypatch.setattr("plesio.sparse.choosing.SMALL_MODEL_BYTES", 8 * problem[0].shape[1] - 1)
     kernel = trained(problem, threads=2, model="auto", epochs=2)
     assert (kernel.model_, kernel.threads_) == ("shared", 2)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from plesio.sparse import epochs
+from plesio.sparse.choosing import Contest
 from plesio.sparse.csr import as_rows
 from plesio.sparse.linear import HogwildClassifier
-from plesio.sparse.linear.contest import Contest
 from plesio.sparse.linear.deals import deal
 from plesio.sparse.linear.kernels import Data, Rules
 from plesio.sparse.linear.layouts import Replicas, Shared
@@ -44,8 +44,8 @@ def test_renumber_gives_each_feature_one_number(threads):
 @pytest.mark.parametrize("speed_up", [0.8, 1.6])
 def test_the_contest_picks_the_faster_thread_count(speed_up, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("plesio.sparse.linear.contest.time.perf_counter", lambda: now)
-    contest, order, by_all = Contest(nonzeros_per_turn=1e4, open=True), np.arange(203, dtype=np.uint32), []
+    monkeypatch.setattr("plesio.sparse.choosing.time.perf_counter", lambda: now)
+    contest, order, by_all = Contest(np.full(203, 1e4), open=True), np.arange(203, dtype=np.uint32), []
     for _ in range(4):
         turns = []
         for part, all_threads in contest.parts(order):
@@ -61,8 +61,8 @@ def test_the_contest_picks_the_faster_thread_count(speed_up, monkeypatch):
 def test_loading_time_does_not_decide_the_contest(monkeypatch):
     """However long the first part takes, the second epoch is compared too."""
     now = 0.0
-    monkeypatch.setattr("plesio.sparse.linear.contest.time.perf_counter", lambda: now)
-    contest, order = Contest(nonzeros_per_turn=1e6, open=True), np.arange(100, dtype=np.uint32)
+    monkeypatch.setattr("plesio.sparse.choosing.time.perf_counter", lambda: now)
+    contest, order = Contest(np.full(100, 1e6), open=True), np.arange(100, dtype=np.uint32)
     for loading_s in (1e6, 0.0):
         for part, all_threads in contest.parts(order):
             now += len(part) / (1.8 if all_threads else 1.0) + (loading_s if all_threads else 0.0)

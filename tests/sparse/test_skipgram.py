@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from plesio.errors import ConfigurationError
+from plesio.sparse import choosing
 from plesio.sparse.choosing import Chosen
 from plesio.sparse.corpus import Corpus, read_corpus, save_corpus
 from plesio.sparse.epochs import DivergedError
@@ -299,17 +300,17 @@ def test_an_exception_in_one_thread_ends_the_fit(monkeypatch) -> None:
 def test_trials_leave_the_model_unchanged_and_short_fits_skip_them(monkeypatch) -> None:
     skipgram = SkipGram(**SMALL | {"threads": 2})
     assert skipgram.fit(text()).threads_ == 1
-    monkeypatch.setattr(training, "WORTH_A_TRIAL_S", 0.0)
+    monkeypatch.setattr(choosing, "WORTH_A_TRIAL_S", 0.0)
     corpus = read_corpus(text())
     work = skipgram._work(corpus, len(corpus.words))
     before = work.model.inputs.copy()
-    chosen = training.fastest(work, skipgram._turns(work.text, 0), 1, 2)
+    chosen = training.chosen(work, skipgram._turns(work.text, 0), 1, 2)
     assert set(chosen.examples_per_s) == {("shared", 1), ("shared", 2)}
     assert chosen.threads in (1, 2)
     assert np.array_equal(work.model.inputs, before)
     assert not work.model.outputs.any()
-    monkeypatch.setattr(training, "SMALL_MODEL_BYTES", 0)  # too large for a copy
-    assert training.fastest(work, skipgram._turns(work.text, 0), 1, 2) == Chosen("shared", 2, {})
+    monkeypatch.setattr(choosing, "SMALL_MODEL_BYTES", 0)  # too large for a copy
+    assert training.chosen(work, skipgram._turns(work.text, 0), 1, 2) == Chosen("shared", 2, {})
 
 
 def test_initial_vectors_are_independent_of_the_block_size(monkeypatch) -> None:

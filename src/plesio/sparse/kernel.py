@@ -22,7 +22,7 @@ from plesio.sparse.examples import Sparse, columns, csr, finite, readable, size,
 from plesio.sparse.rates import rate
 from plesio.sparse.report import Report, measure
 from plesio.sparse.settings import Shown, functions, number, whole
-from plesio.sparse.sweeps import Free, Grouped, Sweep, Work, fastest
+from plesio.sparse.sweeps import Free, Grouped, Sweep, Work, chosen
 from plesio.sparse.threads import thread_count
 
 MODELS = ("auto", "replica", "shared")
@@ -208,8 +208,8 @@ class Kernel(Shown):
                 )
             return Grouped(work, self.threads_, *self._touched)
         if self.model == "auto":
-            chosen = fastest(work, *plan, epochs, self.threads_)
-            self.model_, self.threads_ = chosen.model, chosen.threads
+            found = chosen(work, *plan, epochs, self.threads_)
+            self.model_, self.threads_ = found.model, found.threads
         return Free(work, self.threads_, replicas=self.model_ == "replica")
 
     def _about(self, data: Any) -> dict[str, Any]:

@@ -6,27 +6,19 @@ Both do the same examples at the same learning rates. The second ends with the b
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.sparse.choosing import Chosen, Trial, choose
+from plesio.sparse.choosing import Chosen, fastest
 from plesio.sparse.compiling import Loops
 from plesio.sparse.conflict_free import Groups, colour
 from plesio.sparse.epochs import slices
 from plesio.sparse.replicas import merge, replicate
 from plesio.sparse.threads import pool
-
-WORTH_A_TRIAL_S = 0.3
-"""A fit that one thread finishes within this is not sped up by looking for something faster."""
-SMALL_MODEL_BYTES = 256 << 20
-"""Up to this size copies for a trial are made in no time; a larger model is so sparse that threads hardly meet."""
-REPLICA_WORTH = 0.8
-"""The worth of an example to a replica against the shared model: others' work is merged only at the epoch's end."""
 
 
 class Work(NamedTuple):
@@ -113,45 +105,20 @@ class Grouped:
             raise
 
 
-def fastest(work: Work, order: NDArray[np.uint32], lrs: NDArray[Any], epochs: int, threads: int) -> Chosen:
+def chosen(work: Work, order: NDArray[np.uint32], lrs: NDArray[Any], epochs: int, threads: int) -> Chosen:
     """One thread or all, one shared model or replicas: what is fastest on copies of the model and some of the rows."""
-    alone = Chosen("shared", 1, {})
-    if threads == 1 or epochs < 1:
-        return alone
-    if sum(array.nbytes for array in work.parameters) > SMALL_MODEL_BYTES:
-        return Chosen("shared", threads, {})
-    one = Free(work.copies(1)[0], 1, replicas=False)
-    began = time.perf_counter()
-    one.chunks(order, lrs, 0, 1)
-    chunk_s = time.perf_counter() - began
-    if chunk_s * len(order) * epochs < WORTH_A_TRIAL_S:
-        return alone
-    ways: Sequence[tuple[str, int]] = [("shared", 1), ("shared", threads), ("replica", threads)]
-    length = min(len(order), max(threads, int(0.02 / chunk_s)))
-    return choose([_trial(work.copies(1)[0], *way, order, lrs, length) for way in ways])
 
+    def on_a_copy(model: str, threads: int) -> Callable[[int, int], int]:
+        sweep = Free(work.copies(1)[0], threads, replicas=model == "replica")
 
-def _trial(work: Work, model: str, threads: int, order: Any, lrs: Any, length: int) -> Trial:
-    sweep = Free(work, threads, replicas=model == "replica")
-    firsts = _around(len(order), length)
+        def some(first: int, stop: int) -> int:
+            done = sweep.chunks(order, lrs, first, stop)
+            if stop - first == len(order):
+                sweep.merge()  # an epoch as short as that has a merge as often
+            return sum(examples for _, examples in done)
 
-    def run() -> int:
-        first = firsts()
-        done = sweep.chunks(order, lrs, first, first + length)
-        if length == len(order):
-            sweep.merge()  # an epoch as short as that has a merge as often
-        return sum(examples for _, examples in done)
+        return some
 
-    return Trial(model, threads, run, worth=REPLICA_WORTH if model == "replica" else 1.0)
-
-
-def _around(total: int, length: int) -> Callable[[], int]:
-    """Where the next slice begins: rows that were read just now are in a cache, so go on to others."""
-    at = -length
-
-    def following() -> int:
-        nonlocal at
-        at = at + length if at + 2 * length <= total else 0
-        return at
-
-    return following
+    ways = [("shared", 1), ("shared", threads), ("replica", threads)] if threads > 1 else [("shared", 1)]
+    size = sum(array.nbytes for array in work.parameters)
+    return fastest(ways, on_a_copy, size, len(order), epochs)

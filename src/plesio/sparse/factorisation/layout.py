@@ -61,14 +61,9 @@ class Layout:
         diagonals, row = chunk_order(BLOCKS, seed, epoch)[:, None], np.arange(BLOCKS)
         return (row * BLOCKS + (row + diagonals) % BLOCKS).reshape(-1).astype(np.uint32)
 
-    def rounds(self, begin: int = 0) -> Iterable[tuple[int, int]]:
-        """(first, stop) of the chunks in that order that threads may do at once; between rounds they wait.
-
-        In strips `begin` chunks are done already.
-        """
-        if self.in_grid:
-            return _diagonals()
-        return ((begin + first, begin + stop) for first, stop in slices(self.chunks - begin))
+    def rounds(self, chunks: int) -> Iterable[tuple[int, int]]:
+        """(first, stop) of those `chunks` of an order that threads may do at once; between rounds they wait."""
+        return _diagonals() if self.in_grid else slices(chunks)
 
     def rivals(self, known: NDArray[np.bool_], seen: Seen) -> Rivals:
         """Where `bpr` draws items from: all that are `known`, in a grid those of the block's own columns."""

@@ -57,7 +57,7 @@ class MatrixFactorization(Shown, Recommender):
         epochs: how often to go through the ratings.
         threads: None for every core.
         model: "shared", one for all threads; "auto", the same with one thread if the fit is small (less than about a
-            quarter of a second), or if its first chunks go no faster with all.
+            quarter of a second), or if the first epochs go no faster with all.
         deterministic: the same bits for any number of threads, by blocks of a grid that share no user and no item;
             on large sets it needs more epochs to the same error.
         seed: of the first factors and of everything drawn.
@@ -197,7 +197,7 @@ class MatrixFactorization(Shown, Recommender):
         layout = training.layout
         if self.model == "auto" and not self.deterministic:
             training.doubt(epochs - first)
-        self.threads_, self._report = training.threads, None
+        self.threads_, self._report = training.winner, None
 
         def one(number: int) -> Epoch:
             began = time.perf_counter()
@@ -206,7 +206,7 @@ class MatrixFactorization(Shown, Recommender):
             lrs = lrs_of(falling.rate, layout, order, number, before, epochs * len(numbers))
             loss, done = training.sweep(order, lrs, key_of(self.seed, number))
             seconds = time.perf_counter() - began
-            self.threads_ = training.threads
+            self.threads_ = training.winner
             score = None if validation is None else self.score(*validation)
             loss *= self._scale**2 / len(numbers)
             falling.see(loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.sparse.choosing import MARGIN
+from plesio.sparse.choosing import Contest
+from plesio.sparse.epochs import part_of_epoch
 from plesio.sparse.factorisation.kernels import AHEAD, Rivals, Step, Tables, Work, bpr, squared
 from plesio.sparse.factorisation.layout import Layout
 from plesio.sparse.rates import Rate
@@ -22,8 +22,6 @@ WORTH_THREADS = 4e8
 """Numbers in the users' rows that a fit goes through. With fewer it takes a quarter of a second, and one thread."""
 RIVAL_COST = 4
 """How much longer `bpr` takes for a row: it draws items, and looks up whether the user has them."""
-TRIED = 8
-"""Chunks a thread in a slice of the trial: fewer would not end at about the same time."""
 
 
 @dataclass
@@ -35,47 +33,33 @@ class Training:
     step: Step
     rivals: Rivals | None
     threads: int = 1
-    on_trial: bool = False
-    """Whether the next sweep is to find out if `threads` are faster than one."""
+
+    def __post_init__(self) -> None:
+        self.contest = Contest(np.diff(self.layout.bounds) * float(self.tables[0].shape[1]), open=False)
 
     def doubt(self, epochs: int) -> None:
-        """Take one thread for a small fit, of so many epochs; for a large one, find out in the first."""
+        """Take one thread for a small fit, of so many epochs; for a large one, find out in the first epochs."""
         numbers = len(self.layout.users) * epochs * self.tables[0].shape[1]
         numbers *= 1 if self.rivals is None else RIVAL_COST
-        self.on_trial = self.threads > 1 and numbers >= WORTH_THREADS
-        if not self.on_trial:
+        if numbers < WORTH_THREADS:
             self.threads = 1
+        self.contest.open = self.threads > 1 and epochs > 1
+
+    @property
+    def winner(self) -> int:
+        """The number of threads that are used now."""
+        return self.threads if self.contest.won else 1
 
     def sweep(self, order: NDArray[np.uint32], lrs: NDArray[np.float32], key: int) -> tuple[float, list[int]]:
         """An epoch: the sum of the losses, and the ratings by thread."""
-        losses, done = np.zeros(self.layout.chunks), [0] * self.threads
-
-        def do(first: int, stop: int, threads: int) -> int:
-            more = self._chunks(order, lrs, key, losses, first, stop, threads)
-            done[:threads] = [before + by for before, by in zip(done, more, strict=False)]
-            return sum(more)
-
-        tried = self._try(do) if self.on_trial else 0
-        for first, stop in self.layout.rounds(tried):
-            do(first, stop, self.threads)
-        return float(losses.sum()), done  # summed by chunk, whoever did it
-
-    def _try(self, do: Callable[[int, int, int], int]) -> int:
-        """Go on with one thread if all are not faster on the first chunks, done in turn; how many chunks that took.
-
-        Each has two slices, of which the better counts: what else the machine does only ever slows it down.
-        """
-        do(0, 0, 1)  # nothing, but compiled
-        speeds = {1: 0.0, self.threads: 0.0}
-        length = min(TRIED * self.threads, self.layout.chunks // 4)
-        for turn, threads in enumerate([1, self.threads] * 2):
-            began = time.perf_counter()
-            examples = do(turn * length, (turn + 1) * length, threads)
-            speeds[threads] = max(speeds[threads], examples / (time.perf_counter() - began))
-        if speeds[self.threads] < MARGIN * speeds[1]:
-            self.threads = 1
-        self.on_trial = False
-        return 4 * length
+        most = self.threads if self.contest.open else self.winner
+        losses, done = np.zeros(self.layout.chunks), np.zeros(most, np.int64)
+        for part, by_all in self.contest.parts(order):
+            threads = self.threads if by_all else 1
+            with part_of_epoch(len(part) / len(order)):
+                for first, stop in self.layout.rounds(len(part)):
+                    done[:threads] += self._chunks(part, lrs, key, losses, first, stop, threads)
+        return float(losses.sum()), done.tolist()  # summed by chunk, whoever did it
 
     def _chunks(self, order: Any, lrs: Any, key: int, losses: Any, first: int, stop: int, threads: int) -> list[int]:
         """Do the chunks order[first:stop]; the ratings by thread."""

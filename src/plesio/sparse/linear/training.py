@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plesio.sparse.choosing import Contest
 from plesio.sparse.csr import Rows
 from plesio.sparse.epochs import Epoch, part_of_epoch
-from plesio.sparse.linear.contest import Contest
 from plesio.sparse.linear.kernels import FLAT, Data, Rules
 from plesio.sparse.linear.layouts import HotCopies, Layout, Shared
 from plesio.sparse.linear.losses import LOG
@@ -82,8 +82,8 @@ class Sweeps:
             prefetched=is_far(way.rows.features),
             held=False,
         )
-        nonzeros_per_turn = way.rows.nonzeros / max(len(way.deal.bounds) - 1, 1)
-        self._contest = Contest(nonzeros_per_turn, open=way.contested)
+        nonzeros_per_row = way.rows.nonzeros / max(len(way.rows), 1)
+        self._contest = Contest(np.diff(way.deal.bounds) * nonzeros_per_row, open=way.contested)
         for learner, layout in zip(learners, way.layouts, strict=True):
             if isinstance(layout, HotCopies):
                 home, learner.weights = learner.weights, layout.weights

@@ -23,7 +23,7 @@ from plesio.sparse.settings import Shown, functions, number, whole
 from plesio.sparse.skipgram import tables
 from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model, numbers
-from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, fastest, seeds
+from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, chosen, seeds
 from plesio.sparse.threads import thread_count
 
 if TYPE_CHECKING:
@@ -273,8 +273,8 @@ class SkipGram(Shown):
             return "shared", min(threads, self._parts(len(work.rules.keep)))
         if self.model != "auto":
             return self.model, threads
-        chosen = fastest(work, self._turns(work.text, 0), self.epochs, threads)
-        return chosen.model, chosen.threads
+        found = chosen(work, self._turns(work.text, 0), self.epochs, threads)
+        return found.model, found.threads
 
     def _about(self, words: list[str], corpus: Corpus) -> dict[str, Any]:
         """What a checkpoint must agree in with whoever goes on from it."""

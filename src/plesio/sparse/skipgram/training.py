@@ -12,15 +12,13 @@ four times as many negatives, as a window's contexts are in four blocks: about h
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.sparse.choosing import Chosen, Trial, choose
+from plesio.sparse.choosing import Chosen, fastest
 from plesio.sparse.corpus import longest
 from plesio.sparse.epochs import advance
 from plesio.sparse.skipgram.deal import WHOLE, Rules, Share, Text, deal
@@ -29,11 +27,6 @@ from plesio.sparse.threads import pool
 
 PARTS = 4
 ROUND_CHUNKS = 64
-WORTH_A_TRIAL_S = 0.5
-"""Work that one thread does in this time is not worth a trial."""
-TRIAL_S = 0.03
-SMALL_MODEL_BYTES = 256 << 20
-"""Up to this size a copy for a trial is made in no time; threads of a larger model hardly meet."""
 
 
 class Turns(NamedTuple):
@@ -174,34 +167,17 @@ class Epochs:
         pool(self._threads).run(work)
 
 
-def fastest(work: Work, turns: Turns, epochs: int, threads: int) -> Chosen:
+def chosen(work: Work, turns: Turns, epochs: int, threads: int) -> Chosen:
     """All threads, or one where that is as fast: tried on a copy of the model and some of the text."""
-    if threads == 1:
-        return Chosen("shared", 1, {})
-    if work.model.inputs.nbytes + work.model.outputs.nbytes > SMALL_MODEL_BYTES:
-        return Chosen("shared", threads, {})
     copy = work.copy()
-    chunks = len(turns.order)
 
-    def sweep(count: int, length: int) -> Callable[[], int]:
-        epochs_ = Epochs(copy, count)
-        slices = itertools.cycle(range(0, chunks - length + 1, length))
+    def on_the_copy(_: str, count: int) -> Callable[[int, int], int]:
+        sweep = Epochs(copy, count)
+        return lambda first, stop: sum(sweep(turns._replace(order=turns.order[first:stop]))[1])
 
-        def run() -> int:
-            first = next(slices)
-            return sum(epochs_(turns._replace(order=turns.order[first : first + length]))[1])
-
-        return run
-
-    one = sweep(1, 1)
-    one()  # compiles
-    began = time.perf_counter()
-    one()
-    chunk_s = time.perf_counter() - began
-    if chunk_s * chunks * epochs < WORTH_A_TRIAL_S:
-        return Chosen("shared", 1, {})
-    length = min(chunks, max(threads, int(TRIAL_S / chunk_s)))
-    return choose([Trial("shared", count, sweep(count, length)) for count in (1, threads)])
+    ways = [("shared", count) for count in (1, threads)]
+    size = work.model.inputs.nbytes + work.model.outputs.nbytes
+    return fastest(ways, on_the_copy, size, len(turns.order), epochs)
 
 
 def seeds(chunks: int, seed: int, epoch: int) -> NDArray[np.uint64]:
