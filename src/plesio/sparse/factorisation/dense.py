@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from plesio.sparse.factorisation.recommender import Recommender
 
 
 class DenseFactorization(nn.Module):
@@ -25,16 +20,6 @@ class DenseFactorization(nn.Module):
         self.users, self.items = nn.Embedding(users, factors), nn.Embedding(items, factors)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
         self.register_buffer("mean", torch.tensor(mean))
-
-    @classmethod
-    def of(cls, learnt: Recommender) -> DenseFactorization:
-        """With the tables of one that was learnt."""
-        tables = learnt.user_factors_, learnt.item_factors_, learnt.user_bias_[:, None], learnt.item_bias_[:, None]
-        made = cls(len(tables[0]), len(tables[1]), tables[0].shape[1], learnt.mean_)
-        with torch.no_grad():
-            for embedding, table in zip((made.users, made.items, made.user_bias, made.item_bias), tables, strict=True):
-                embedding.weight.copy_(torch.from_numpy(table))
-        return made
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Ratings, of the shape of `users` and `items`."""

@@ -125,34 +125,25 @@ def standardise(ratings: NDArray[np.float32], mean: float, deviation: float, thr
 
 
 class Ids:
-    """Numbers rows from 0. Whole numbers are their own where that wastes little; anything else is sorted first.
-
-    A few that come later are found by a dictionary, so that they cost no more than themselves.
+    """Numbers rows from 0. Whole numbers are their own where that wastes little; of anything else, what comes at once is sorted.
 
     >>> ids = Ids("users")
     >>> ids.learn(np.array(["bea", "ada", "bea"])).tolist()
     [1, 0, 1]
     >>> ids.rows(np.array(["bea", "cyd"])).tolist()  # nobody knows cyd
     [1, -1]
+
+    Attributes:
+        names: whose each row is.
     """
 
     def __init__(self, what: str = "ids") -> None:
         self._what = what
-        self._sort(np.arange(0))
-
-    def _sort(self, names: NDArray[Any]) -> None:
-        names = names.astype({"i": np.int64, "u": np.uint64}.get(names.dtype.kind, names.dtype), copy=False)
-        own = names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names)))
-        self._order = None if own else np.argsort(names, kind="stable")  # None where each is its row's number
-        self._names, self._later = [names], dict[Any, int]()
-
-    @property
-    def names(self) -> NDArray[Any]:
-        """Whose each row is."""
-        return np.concatenate(self._names)
+        self.names: NDArray[Any] = np.arange(0)
+        self._row_of: dict[Any, int] | None = None  # None where each is its row's number
 
     def __len__(self) -> int:
-        return len(self._names[0]) + len(self._later)
+        return len(self.names)
 
     def learn(self, ids: NDArray[Any]) -> NDArray[np.uint32]:
         """Give those that are new the next rows; the rows of all.
@@ -160,53 +151,42 @@ class Ids:
         Raises ConfigurationError: ids of another type, that cannot be sorted, or more than 32 bits can number.
         """
         ids = self.as_known(ids)
-        own = self._order is None and not self._later and ids.dtype.kind in "iu"
+        own = self._row_of is None and ids.dtype.kind in "iu"
         if own and ids.min() >= 0 and ids.max() < SPARSE * len(ids):
-            if ids.max() >= len(self):
-                self._sort(np.arange(int(ids.max()) + 1))
-            return ids.astype(np.uint32)
-        try:
-            new = np.unique(ids)
-            new = new[self.rows(new) < 0]
-        except TypeError as error:
-            raise ConfigurationError(f"ids cannot be sorted ({error}); make them all words or all numbers.") from error
+            new = np.arange(len(self), int(ids.max()) + 1)
+        else:
+            new = self._unknown(ids)
+            if self._row_of is None:
+                self._row_of = dict(zip(self.names.tolist(), range(len(self)), strict=True))
+            self._row_of.update(zip(new.tolist(), range(len(self), len(self) + len(new)), strict=True))
         if len(self) + len(new) > LARGEST:
             raise ConfigurationError(f"there are over {LARGEST:,} ids, more than can be numbered in 32 bits.")
-        self._add(new)
-        rows = self.rows(ids)
-        if rows.min() < 0:
-            raise ConfigurationError(
-                f"{self._what} holds {ids[rows.argmin()]!r}, which is not equal to itself: name it."
-            )
-        return rows.astype(np.uint32)
+        self.names = np.concatenate([self.names, new]) if len(self) else new
+        if self._row_of is None:
+            return ids.astype(np.uint32)
+        return np.fromiter((self._row_of[one] for one in ids.tolist()), np.uint32, count=len(ids))
 
-    def _add(self, new: NDArray[Any]) -> None:
-        known = len(self._names[0])
-        if len(self._later) + len(new) > known // 8:
-            self._sort(np.concatenate([*self._names, new]) if known else new)
-        elif len(new):
-            self._later.update(zip(new.tolist(), range(len(self), len(self) + len(new)), strict=True))
-            self._names.append(new)
+    def _unknown(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Those without a row, each once, in order."""
+        try:
+            new = np.unique(ids)
+        except TypeError as error:
+            raise ConfigurationError(f"ids cannot be sorted ({error}); make them all words or all numbers.") from error
+        new = new[self.rows(new) < 0]
+        return new.astype({"i": np.int64, "u": np.uint64}.get(new.dtype.kind, new.dtype), copy=False)
 
     def rows(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """The row of each id, -1 for those unknown. Raises ConfigurationError: ids of another type than those known."""
-        ids, names, found = self.as_known(ids), self._names[0], np.full(len(ids), -1)
-        if not len(names) or not len(ids):
-            return found
-        if self._order is None:
-            known = (ids >= 0) & (ids < len(names))
-            found[known] = ids[known]
-        else:
-            at = self._order[np.searchsorted(names, ids, sorter=self._order).clip(max=len(names) - 1)]
-            found = np.where(names[at] == ids, at, -1)
-        if self._later:
-            unknown = np.flatnonzero(found < 0)
-            found[unknown] = [self._later.get(one, -1) for one in ids[unknown].tolist()]
-        return found
+        ids = self.as_known(ids)
+        if not len(self):
+            return np.full(len(ids), -1)
+        if self._row_of is None:
+            return np.where((ids >= 0) & (ids < len(self)), ids, -1) if len(ids) else np.zeros(0, np.int64)
+        return np.fromiter((self._row_of.get(one, -1) for one in ids.tolist()), np.int64, count=len(ids))
 
     def as_known(self, ids: NDArray[Any]) -> NDArray[Any]:
         """`ids` in the type of those known. Raises ConfigurationError if that would change one of them."""
-        names = self._names[0]
+        names = self.names
         if not len(names) or not len(ids):
             return ids
         kinds = {names.dtype.kind, ids.dtype.kind}

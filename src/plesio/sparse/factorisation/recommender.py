@@ -165,7 +165,15 @@ class Recommender:
 
         A row's number is its place in `user_ids_` and `item_ids_`.
         """
-        self._check_fitted()
+        import torch
+
         from plesio.sparse.factorisation.dense import DenseFactorization
 
-        return DenseFactorization.of(self)
+        self._check_fitted()
+        made = DenseFactorization(len(self._users), len(self._items), self.user_factors_.shape[1], self.mean_)
+        biases = self.user_bias_[:, None], self.item_bias_[:, None]
+        tables = zip(made.parameters(), (self.user_factors_, self.item_factors_, *biases), strict=True)
+        with torch.no_grad():
+            for weight, table in tables:
+                weight.copy_(torch.from_numpy(table))
+        return made
