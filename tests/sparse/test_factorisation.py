@@ -144,7 +144,7 @@ PAIR = [0, 1], [0, 1]
         ({"seed": -1}, "seed=-1"),
         ({"lr": math.nan}, "lr=nan"),
         ({"regularization": -1.0}, "regularization=-1.0"),
-        ({"schedule": "cosine"}, "unknown learning-rate schedule 'cosine'"),
+        ({"schedule": "cosine"}, "unknown schedule 'cosine'"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], told: str) -> None:

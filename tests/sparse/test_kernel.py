@@ -307,7 +307,7 @@ def test_compiled_updates_are_accepted(problem):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "hot"}, "unknown model for a Kernel 'hot'; known: auto, replica, shared"),
+        ({"model": "hot"}, "unknown model 'hot'; known: auto, replica, shared"),
         ({"schedule": "adaptive"}, "known: constant, decay, invscaling, linear"),
         ({"lr": 0.0}, "the learning rate must be a finite number above 0"),
         ({"epochs": -1}, "epochs=-1"),

@@ -95,9 +95,10 @@ def run_epochs(
     callbacks: Iterable[Callable[[Epoch], object]] = (),
     progress: bool = False,
     label: str = "",
-    save: Callable[[Epoch], None] | None = None,
+    save: Callable[[], None] = lambda: None,
+    history: list[Epoch] | None = None,
 ) -> list[Epoch]:
-    """Run `one(number)` for each of `epochs`; returns their results.
+    """Run `one(number)` for each of `epochs`; the results are appended to `history`, which is returned.
 
     After each: a loss that is not finite ends the run, `save` is called, then every callback; one that returns True
     stops the run in good order.
@@ -114,19 +115,18 @@ def run_epochs(
     [1.0, 0.5]
     """
     callbacks = functions(callbacks)
-    done: list[Epoch] = []
+    history = [] if history is None else history
     with _bar(epochs, label, progress) as at:
         for number in epochs:
             epoch = one(number)
             _watch(epoch, epochs)
-            done.append(epoch)
-            if save is not None:
-                save(epoch)
+            history.append(epoch)
+            save()
             at(epoch)
             answers = [callback(epoch) for callback in callbacks]
             if any(isinstance(answer, (bool, np.bool_)) and answer for answer in answers):
                 break
-    return done
+    return history
 
 
 def _watch(epoch: Epoch, epochs: range) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.errors import CheckpointError, ConfigurationError, unknown_name
-from plesio.sparse import saving
+from plesio.errors import CheckpointError, ConfigurationError
 from plesio.sparse.chunks import chunk_bounds, chunk_order
 from plesio.sparse.compiling import check_update, compile_update
 from plesio.sparse.epochs import DivergedError, Epoch, run_epochs
 from plesio.sparse.examples import Sparse, columns, csr, finite, readable, size, take
 from plesio.sparse.rates import rate
 from plesio.sparse.report import Report, measure
-from plesio.sparse.settings import Shown, functions, number, whole
+from plesio.sparse.saving import Checkpoint
+from plesio.sparse.settings import Shown, functions, number, one_of, whole
 from plesio.sparse.sweeps import Free, Grouped, Sweep, Work, chosen
 from plesio.sparse.threads import thread_count
 
@@ -106,15 +106,12 @@ class Kernel(Shown):
         resume: str | Path | None = None,
         progress: bool = False,
     ) -> None:
-        if model not in MODELS:
-            raise ConfigurationError(unknown_name("model for a Kernel", model, MODELS))
         if deterministic and model == "replica":
             raise ConfigurationError("deterministic=True shares one model; leave model='replica' out.")
-        if schedule not in SCHEDULES:
-            raise ConfigurationError(unknown_name("learning-rate schedule for a Kernel", schedule, SCHEDULES))
         self.update, self.parameters = update, parameters
-        self.epochs, self.lr, self.schedule = whole("epochs", epochs, 0), number("lr", lr), schedule
-        self.threads, self.model, self.deterministic = threads, model, deterministic
+        self.epochs, self.lr = whole("epochs", epochs, 0), number("lr", lr)
+        self.schedule = one_of("schedule", schedule, SCHEDULES)
+        self.threads, self.model, self.deterministic = threads, one_of("model", model, MODELS), deterministic
         self.chunk, self.seed = whole("chunk", chunk, 1), whole("seed", seed, 0)
         self.callbacks, self.progress = functions(callbacks), progress
         self.checkpoint, self.resume = checkpoint, resume
@@ -139,8 +136,9 @@ class Kernel(Shown):
         self._row_bytes = size(data) / rows
         bounds = chunk_bounds(rows, self.chunk)
         arrays = _named(self.parameters)
-        about = {} if self.checkpoint is None and self.resume is None else self._about(data)
-        history = [] if self.resume is None else self._go_on(self.resume, about, arrays)
+        names = ("lr", "schedule", "chunk", "seed", *(["epochs"] if self.schedule == "linear" else []))
+        checkpoint = Checkpoint(self, names, data, family="kernel")
+        history = [] if self.resume is None else self._go_on(checkpoint, arrays._asdict())
         first = len(history)
         floating = np.result_type(np.float32, *(array for array in arrays if array.dtype.kind == "f")).type
         loops = compile_update(self.update, take(data), arrays, data, floating(0))
@@ -161,16 +159,18 @@ class Kernel(Shown):
             loss, examples = sweep(order, lrs)
             mean = loss / rows if loops.has_loss else None if finite(arrays) else math.nan
             seconds = time.perf_counter() - began
-            history.append(Epoch(epoch, float(lrs[order[-1]]), mean, rows, seconds, tuple(examples)))
-            return history[-1]
+            return Epoch(epoch, float(lrs[order[-1]]), mean, rows, seconds, tuple(examples))
 
-        def save(epoch: Epoch) -> None:
-            if self.checkpoint is not None:
-                saving.save(self.checkpoint, arrays._asdict(), about | {"history": saving.written(history)})
-
-        settings: Any = {"callbacks": self.callbacks, "progress": self.progress, "label": "Kernel", "save": save}
         try:
-            run_epochs(range(first, self.epochs), one, **settings)
+            run_epochs(
+                range(first, self.epochs),
+                one,
+                callbacks=self.callbacks,
+                progress=self.progress,
+                label="Kernel",
+                save=lambda: checkpoint.save(arrays._asdict(), history),
+                history=history,
+            )
         except DivergedError as error:
             if finite(data):
                 raise
@@ -212,21 +212,15 @@ class Kernel(Shown):
             self.model_, self.threads_ = found.model, found.threads
         return Free(work, self.threads_, replicas=self.model_ == "replica")
 
-    def _about(self, data: Any) -> dict[str, Any]:
-        """What a checkpoint must agree in with the fit that goes on from it."""
-        names = ("lr", "schedule", "chunk", "seed", *(["epochs"] if self.schedule == "linear" else []))
-        return {"family": "kernel", **{name: getattr(self, name) for name in names}, "data": saving.digest(data)}
-
-    def _go_on(self, folder: str | Path, now: dict[str, Any], own: Any) -> list[Epoch]:
-        """From where the fit kept in the folder was: the parameters become its own, its epochs are given back."""
-        arrays, about = saving.load(folder)
-        saving.check(about, now, folder)
-        kept, these = _types(arrays), _types(own._asdict())
+    def _go_on(self, checkpoint: Checkpoint, own: dict[str, NDArray[Any]]) -> list[Epoch]:
+        """From where the kept fit was: the parameters become its own, its epochs are given back."""
+        arrays, _, history = checkpoint.load()
+        kept, these = _types(arrays), _types(own)
         if kept != these:
-            raise CheckpointError(f"{str(folder)!r} holds parameters {kept}, this kernel has {these}.")
-        for name, array in own._asdict().items():
+            raise CheckpointError(f"{str(self.resume)!r} holds parameters {kept}, this kernel has {these}.")
+        for name, array in own.items():
             np.copyto(array, arrays[name])
-        return saving.read(about["history"])
+        return history
 
 
 def _types(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -127,14 +127,33 @@ def _add(data: Any, state: xxh3_64) -> None:
             state.update(np.ascontiguousarray(data[first : first + rows]).reshape(-1).view(np.uint8).data)
 
 
-def written(history: Sequence[Epoch]) -> JSON:
-    """The epochs as JSON."""
-    return [asdict(epoch) for epoch in history]
+class Checkpoint:
+    """The folders that an estimator keeps its fit in and goes on from; and what such a fit must agree in with this one.
+
+    That are the settings in `names`, the `data`, and `more`.
+    """
+
+    def __init__(self, estimator: Any, names: Sequence[str], data: Any, **more: JSON) -> None:
+        self._to, self._from = estimator.checkpoint, estimator.resume
+        self._about = more
+        if self._to is not None or self._from is not None:  # else nobody looks, and the digest takes time
+            self._about |= {name: getattr(estimator, name) for name in names} | {"data": digest(data)}
+
+    def save(self, arrays: Mapping[str, NDArray[Any]], history: Sequence[Epoch], **states: JSON) -> None:
+        """Keep the fit as it is now, if it is to be kept."""
+        if self._to is not None:
+            epochs = {"history": [asdict(epoch) for epoch in history]}
+            save(self._to, arrays, self._about | states | epochs)
+
+    def load(self) -> tuple[dict[str, NDArray[Any]], dict[str, JSON], list[Epoch]]:
+        """The arrays, the states and the epochs of the fit to go on from."""
+        arrays, about = load(self._from)
+        check(about, self._about, self._from)
+        return arrays, about, [_epoch(**epoch) for epoch in about["history"]]
 
 
-def read(history: JSON) -> list[Epoch]:
-    """The epochs that `written` made JSON of."""
-    return [Epoch(**epoch | {"examples_by_thread": tuple(epoch["examples_by_thread"])}) for epoch in history]
+def _epoch(examples_by_thread: list[int], **others: Any) -> Epoch:
+    return Epoch(examples_by_thread=tuple(examples_by_thread), **others)
 
 
 def _checksum(array: NDArray[Any]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, unknown_name
 
 
 def whole(name: str, value: Any, least: int) -> int:
@@ -23,11 +24,20 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def number(name: str, value: Any) -> float:
-    """`value` as a float. Raises ConfigurationError unless it is a number, NumPy's too; its range is the caller's affair."""
+def number(name: str, value: Any, least: float | None = None) -> float:
+    """`value` as a float. Raises ConfigurationError unless it is a number, NumPy's too, and finite if there is a `least`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigurationError(f"{name}={value!r}: allowed is a number.")
+    if least is not None and not (math.isfinite(value) and float(value) >= least):
+        raise ConfigurationError(f"{name}={value!r}: allowed is a finite number of at least {least:g}.")
     return float(value)
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+    """`value`. Raises ConfigurationError unless it is known."""
+    if value not in known:
+        raise ConfigurationError(unknown_name(name, value, known))
+    return value
 
 
 def functions(callbacks: Iterable[Callable[..., object]]) -> tuple[Callable[..., object], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.errors import ConfigurationError, unknown_name
-from plesio.sparse import saving
+from plesio.errors import ConfigurationError
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.factorisation.dealing import Triples
 from plesio.sparse.factorisation.kernels import Step
@@ -22,13 +20,15 @@ from plesio.sparse.factorisation.recommender import Recommender
 from plesio.sparse.factorisation.training import Best, Falling, Training, key_of, lrs_of
 from plesio.sparse.rates import rate
 from plesio.sparse.report import Report, measure
-from plesio.sparse.settings import Shown, functions, number, whole
+from plesio.sparse.saving import Checkpoint
+from plesio.sparse.settings import Shown, functions, number, one_of, whole
 from plesio.sparse.threads import thread_count
 
 REGULARIZATION = {"bpr": 0.01, "squared": 0.08}
 LOSSES = tuple(REGULARIZATION)
 OPTIMIZERS = ("adagrad", "sgd")
 MODELS = ("auto", "shared")
+SCHEDULES = ("adaptive", "constant", "decay", "invscaling", "linear")
 _TABLES = ("users", "items", "best_users", "best_items")
 
 
@@ -110,27 +110,17 @@ class MatrixFactorization(Shown, Recommender):
         resume: str | Path | None = None,
         progress: bool = False,
     ) -> None:
-        for what, value, known in (("loss", loss, LOSSES), ("optimizer", optimizer, OPTIMIZERS)):
-            if value not in known:
-                raise ConfigurationError(unknown_name(what, value, known))
-        if model not in MODELS:
-            raise ConfigurationError(
-                f"{unknown_name('model for a factorisation', model, MODELS)}. Its tables are large and touched sparsely; "
-                "a replica would only be a copy of mostly idle rows."
-            )
-        regularization = number("regularization", REGULARIZATION[loss] if regularization is None else regularization)
-        if not (math.isfinite(regularization) and regularization >= 0):
-            raise ConfigurationError(f"regularization={regularization!r}: allowed is a finite number of at least 0.")
-        if schedule == "optimal":
-            raise ConfigurationError("schedule='optimal' is for linear models; take 'invscaling' here.")
-        self.lr, self.schedule, self.regularization, self.biases = number("lr", lr), schedule, regularization, biases
-        rate(schedule, lr=self.lr)  # complains now
-        self.factors, self.loss, self.optimizer = whole("factors", factors, 1), loss, optimizer
-        self.epochs, self.threads, self.model = whole("epochs", epochs, 0), threads, model
+        regularization = REGULARIZATION[one_of("loss", loss, LOSSES)] if regularization is None else regularization
+        self.lr, self.schedule, self.biases = number("lr", lr), one_of("schedule", schedule, SCHEDULES), biases
+        self.regularization = number("regularization", regularization, 0)
+        self.factors, self.loss = whole("factors", factors, 1), one_of("loss", loss, LOSSES)
+        self.epochs, self.threads = whole("epochs", epochs, 0), threads
+        self.optimizer, self.model = one_of("optimizer", optimizer, OPTIMIZERS), one_of("model", model, MODELS)
         self.deterministic, self.seed = deterministic, whole("seed", seed, 0)
         self.early_stopping = whole("early_stopping", early_stopping, 0)
         self.callbacks, self.progress = functions(callbacks), progress
         self.checkpoint, self.resume = checkpoint, resume
+        rate(self.schedule, lr=self.lr)  # complains now
         self._fresh()
 
     # Learning
@@ -151,7 +141,9 @@ class MatrixFactorization(Shown, Recommender):
         if self.early_stopping and validation is None:
             raise ConfigurationError("early_stopping needs validation=(users, items, ratings) to see when to stop.")
         self._fresh()
-        return self._learn(users, items, ratings, self.epochs, self.schedule, validation, self.resume)
+        return self._learn(
+            users, items, ratings, self.epochs, self.schedule, validation, goes_on=self.resume is not None
+        )
 
     def partial_fit(self, users: Any, items: Any = None, ratings: Any = None) -> MatrixFactorization:
         """One more sweep, over these ratings only; users and items never met before get rows of their own.
@@ -176,22 +168,19 @@ class MatrixFactorization(Shown, Recommender):
         epochs: int,
         schedule: str,
         validation: Any = None,
-        resume: str | Path | None = None,
+        goes_on: bool = False,
     ) -> MatrixFactorization:
         threads = thread_count(self.threads)
         users, items, ratings = triples(users, items, ratings)
-        users, items = (
-            self._users.ids.as_known(users),
-            self._items.ids.as_known(items),
-        )  # both, before anything is learnt
+        users, items = self._users.ids.as_known(users), self._items.ids.as_known(items)  # before anything is learnt
         numbers = self._numbers(users, ratings)
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
         best = Best(self.early_stopping, self._copies)
-        about = {} if self.checkpoint is None and resume is None else self._about(numbers)
-        if resume is not None:
-            self._go_on(resume, about, falling, best)
+        checkpoint = self._checkpoint(numbers)
+        if goes_on:
+            self._go_on(checkpoint, falling, best)
         first = len(self.history_)
         training = self._training(numbers, threads)
         layout = training.layout
@@ -211,8 +200,7 @@ class MatrixFactorization(Shown, Recommender):
             loss *= self._scale**2 / len(numbers)
             falling.see(loss)
             best.see(score)
-            self.history_.append(Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score))
-            return self.history_[-1]
+            return Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score)
 
         over = falling.over or best.over  # the fit that goes on had come to its end
         run_epochs(
@@ -221,7 +209,8 @@ class MatrixFactorization(Shown, Recommender):
             callbacks=[*self.callbacks, lambda epoch: falling.over or best.over],
             progress=self.progress,
             label="factorisation",
-            save=None if self.checkpoint is None else lambda epoch: self._save(about, falling, best),
+            save=lambda: self._save(checkpoint, falling, best),
+            history=self.history_,
         )
         if best.tables is not None:
             self._users.table[:], self._items.table[:] = best.tables
@@ -298,34 +287,29 @@ class MatrixFactorization(Shown, Recommender):
 
     # Keeping
 
-    def _save(self, about: dict[str, Any], falling: Falling, best: Best) -> None:
-        assert self.checkpoint is not None
-        tables = [self._users.table, self._items.table, *(best.tables or ())]
-        states = {
-            "falling": {"lr": falling.rate.lr, "least": falling.least, "over": falling.over},
-            "best": {"score": best.score, "waited": best.waited},
-        }
-        arrays = dict(zip(_TABLES, tables, strict=False))
-        saving.save(self.checkpoint, arrays, about | states | {"history": saving.written(self.history_)})
-
-    def _go_on(self, folder: str | Path, now: dict[str, Any], falling: Falling, best: Best) -> None:
-        """From where the fit kept in the folder was."""
-        arrays, about = saving.load(folder)
-        saving.check(about, now, folder)
-        users, items, *best_tables = (arrays[name] for name in _TABLES if name in arrays)
-        self._users.table[:], self._items.table[:] = users, items
-        self.history_ = saving.read(about["history"])
-        falling.rate.lr, falling.least, falling.over = (about["falling"][name] for name in ("lr", "least", "over"))
-        if self.early_stopping and best_tables:
-            best.score, best.waited, best.tables = about["best"]["score"], about["best"]["waited"], best_tables
-
-    def _about(self, numbers: NDArray[np.float32]) -> dict[str, Any]:
-        """What a checkpoint must agree in with the fit that goes on from it."""
+    def _checkpoint(self, numbers: NDArray[np.float32]) -> Checkpoint:
         names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed",
                  *(["epochs"] if self.schedule == "linear" else []))  # fmt: skip
         counts = {"users": len(self._users), "items": len(self._items), "ratings": len(numbers)}
-        settings = {name: getattr(self, name) for name in names}
-        return {"family": "factorisation", **settings, **counts, "data": saving.digest((*self._pairs[-1], numbers))}
+        return Checkpoint(self, names, (*self._pairs[-1], numbers), family="factorisation", **counts)
+
+    def _save(self, checkpoint: Checkpoint, falling: Falling, best: Best) -> None:
+        tables = [self._users.table, self._items.table, *(best.tables or ())]
+        checkpoint.save(
+            dict(zip(_TABLES, tables, strict=False)),
+            self.history_,
+            falling={"lr": falling.rate.lr, "least": falling.least, "over": falling.over},
+            best={"score": best.score, "waited": best.waited},
+        )
+
+    def _go_on(self, checkpoint: Checkpoint, falling: Falling, best: Best) -> None:
+        """From where the kept fit was."""
+        arrays, about, self.history_ = checkpoint.load()
+        users, items, *best_tables = (arrays[name] for name in _TABLES if name in arrays)
+        self._users.table[:], self._items.table[:] = users, items
+        falling.rate.lr, falling.least, falling.over = (about["falling"][name] for name in ("lr", "least", "over"))
+        if self.early_stopping and best_tables:
+            best.score, best.waited, best.tables = about["best"]["score"], about["best"]["waited"], best_tables
 
     def score(self, users: Any, items: Any = None, ratings: Any = None) -> float:
         """The larger the better: minus `rmse`, under "bpr" `auc`."""

@@ -20,9 +20,9 @@ from plesio.errors import ConfigurationError, unknown_name
 from plesio.sparse import saving
 from plesio.sparse.csr import Rows
 from plesio.sparse.epochs import DivergedError, Epoch, run_epochs
-from plesio.sparse.linear import resuming
 from plesio.sparse.linear.deals import LARGEST_CHUNK, are_clumped
 from plesio.sparse.linear.plans import Learner, Penalty
+from plesio.sparse.linear.resuming import arrays_of, restore, states_of
 from plesio.sparse.linear.training import Problem, Settings, Training
 from plesio.sparse.linear.ways import Wish
 from plesio.sparse.rates import rate
@@ -137,16 +137,14 @@ class Fitting(BaseEstimator):
     def _fit(self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], warm: bool) -> None:
         """All epochs, with the learners as `_new_learners` made them."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        kept = None
         if self.resume is not None:
-            kept = resuming.load(self.resume)
-            seed = kept[1]["seed"]
+            seed = saving.load(self.resume)[1].get("seed", seed)
         problem, held_out = self._hold_out(rows, y, weight, seed)
         if self.shuffle and not rows.mapped and are_clumped(problem.targets[0]):
             problem = problem.shuffled(seed)
         read_on_the_way = any(one is not None for one in (held_out, self.checkpoint, self.resume))
         training = self._training(problem, range(self.max_iter), seed, cold=not (warm or read_on_the_way))
-        self._run(training, problem, range(self.max_iter), seed, held_out, kept)
+        self._run(training, problem, range(self.max_iter), seed, held_out)
         if len(self.history_) == self.max_iter > 1 and self.tol is not None and not self._stop.said:
             warnings.warn(
                 f"max_iter={self.max_iter} epochs were not enough for the loss to settle: raise max_iter, "
@@ -160,7 +158,7 @@ class Fitting(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         epochs = range(self._passes, self._passes + 1)
         problem = self._problem(rows, y, weight)
-        self._run(self._training(problem, epochs, seed, cold=False), problem, epochs, seed, None, None)
+        self._run(self._training(problem, epochs, seed, cold=False), problem, epochs, seed)
 
     def _training(self, problem: Problem, epochs: range, seed: int, cold: bool) -> Training:
         settings = self._settings(problem.rows.dense, len(epochs), seed)
@@ -185,34 +183,31 @@ class Fitting(BaseEstimator):
         return training
 
     def _run(
-        self, training: Training, problem: Problem, epochs: range, seed: int, held_out: HeldOut | None, kept: Any
+        self, training: Training, problem: Problem, epochs: range, seed: int, held_out: HeldOut | None = None
     ) -> None:
         """Do the epochs after the checkpoint's, and set the attributes of a fitted model."""
         names = (*_MUST_AGREE, *(["max_iter"] if self.learning_rate == "linear" else []))
-        about = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        about["shape"] = [len(problem), problem.rows.features]
-        if self.checkpoint is not None or kept is not None:
-            about["data"] = problem.digest()
+        names = tuple(name for name in names if hasattr(self, name))
+        checkpoint = saving.Checkpoint(self, names, problem.arrays, shape=[len(problem), problem.rows.features])
         history: list[Epoch] = []
-        if kept is not None:
-            saving.check(kept[1], about, self.resume)
-            history = resuming.restore(self._learners, *kept)
+        if self.resume is not None:
+            arrays, about, history = checkpoint.load()
+            restore(self._learners, arrays, about["learners"])
 
         def one(number: int) -> Epoch:
             epoch = training.epoch(number)
-            history.append(epoch if held_out is None else replace(epoch, score=self._held_out_score(held_out)))
-            return history[-1]
+            return epoch if held_out is None else replace(epoch, score=self._held_out_score(held_out))
 
-        def save(_: Epoch) -> None:
-            if self.checkpoint is not None:
-                resuming.save(self.checkpoint, self._learners, history, about | {"seed": seed})
+        def save() -> None:
+            checkpoint.save(arrays_of(self._learners), history, seed=seed, learners=states_of(self._learners))
 
         self._stop = stop = Stop(training, self.tol if held_out else None, self.n_iter_no_change)
         try:
             if True not in [stop(epoch) for epoch in history]:
                 callbacks = [self._tell_epoch, *self.callbacks, stop]
                 label, shown = type(self).__name__, bool(self.progress)
-                run_epochs(epochs[len(history) :], one, callbacks=callbacks, progress=shown, label=label, save=save)
+                rest = epochs[len(history) :]
+                run_epochs(rest, one, callbacks=callbacks, progress=shown, label=label, save=save, history=history)
         finally:
             training.close()
         if training.hopeless:

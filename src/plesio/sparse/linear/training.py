@@ -20,7 +20,6 @@ from plesio.sparse.linear.losses import LOG
 from plesio.sparse.linear.plans import Learner, Penalty, make_plan
 from plesio.sparse.linear.renumbering import bring_home
 from plesio.sparse.linear.ways import Way, Wish, decide, is_far
-from plesio.sparse.saving import digest
 from plesio.sparse.threads import pool
 
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much come back slowly, if at all
@@ -54,10 +53,11 @@ class Problem:
     def __len__(self) -> int:
         return len(self.places)
 
-    def digest(self) -> str:
-        """Of the targets, how much they count, and of rows that are in memory: a fit is gone on with on the same data."""
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The targets, how much they count, and rows that are in memory: a fit is gone on with on the same data."""
         rows = () if self.rows.mapped else (self.rows.indptr, self.rows.indices, self.rows.values)
-        return digest((*self.targets, *self.importance, self.places, *rows))
+        return (*self.targets, *self.importance, self.places, *rows)
 
     def shuffled(self, seed: int) -> Problem:
         """The same in another order: copies of the rows, for neighbours are to be neighbours in memory."""

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from xxhash import xxh3_64_hexdigest
 
-from plesio.errors import ConfigurationError, unknown_name
+from plesio.errors import ConfigurationError
 from plesio.kernels.lanes import LANES
-from plesio.sparse import saving
 from plesio.sparse.chunks import chunk_order
 from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.keyed_vectors import KeyedVectors
 from plesio.sparse.rates import rate
-from plesio.sparse.settings import Shown, functions, number, whole
-from plesio.sparse.skipgram import tables
+from plesio.sparse.saving import Checkpoint
+from plesio.sparse.settings import Shown, functions, number, one_of, whole
 from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model, numbers
+from plesio.sparse.skipgram.tables import alias, keep, sigmoid
 from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, chosen, seeds
 from plesio.sparse.threads import thread_count
 
@@ -33,6 +33,8 @@ CHUNK_TOKENS = 8192
 _ROWS_AT_ONCE = 1024  # drawn where a cache holds them
 _MODELS = ("auto", "shared")
 _NEGATIVES = ("per_pair", "shared")
+_MUST_AGREE = ("vector_size", "window", "negative", "negatives", "cbow", "sample", "ns_exponent", "lr", "min_lr",
+               "epochs", "deterministic", "seed")  # fmt: skip
 
 
 class SkipGram(Shown):
@@ -115,26 +117,17 @@ class SkipGram(Shown):
         self.vector_size, self.window = whole("vector_size", vector_size, 1), whole("window", window, 1)
         self.min_count, self.negative = whole("min_count", min_count, 1), whole("negative", negative, 1)
         self.epochs, self.seed = whole("epochs", epochs, 1), whole("seed", seed, 0)
-        self.sample, self.ns_exponent = number("sample", sample), number("ns_exponent", ns_exponent)
-        self.lr, self.min_lr = number("lr", lr), number("min_lr", min_lr)
-        for name in ("sample", "min_lr"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"{name}={value!r}: allowed is a finite number of at least 0.")
+        self.sample, self.ns_exponent = number("sample", sample, 0), number("ns_exponent", ns_exponent, -math.inf)
+        self.lr, self.min_lr = number("lr", lr), number("min_lr", min_lr, 0)
+        self.negatives, self.cbow = one_of("negatives", negatives, _NEGATIVES), cbow
+        self.threads, self.model, self.deterministic = threads, one_of("model", model, _MODELS), deterministic
+        self.callbacks, self.progress = functions(callbacks), progress
+        self.checkpoint, self.resume = checkpoint, resume
         if min_lr > lr:
             raise ConfigurationError(
                 f"min_lr={min_lr!r} is above lr={lr!r}; allowed is at most lr: the rate falls to it."
             )
-        if not math.isfinite(ns_exponent):
-            raise ConfigurationError(f"ns_exponent={ns_exponent!r}: allowed is any finite number; 0.75 is usual.")
-        for what, choice, known in (("model", model, _MODELS), ("kind of negatives", negatives, _NEGATIVES)):
-            if choice not in known:
-                raise ConfigurationError(unknown_name(what, choice, known))
         self._lr = rate("linear", lr=self.lr)
-        self.negatives, self.cbow = negatives, cbow
-        self.threads, self.model, self.deterministic = threads, model, deterministic
-        self.callbacks, self.progress = functions(callbacks), progress
-        self.checkpoint, self.resume = checkpoint, resume
 
     def fit(self, sentences: Sentences) -> SkipGram:
         """Learn from lists of words, a text file with a sentence a line, or a corpus or its folder; itself.
@@ -147,8 +140,19 @@ class SkipGram(Shown):
         words = self._frequent(corpus)
         work = self._work(corpus, len(words))
         chunks = len(work.text.chunks) - 1
-        about = {} if self.checkpoint is None and self.resume is None else self._about(words, corpus)
-        history = [] if self.resume is None else self._go_on(self.resume, about, work.model)
+        checkpoint = Checkpoint(
+            self,
+            _MUST_AGREE,
+            (corpus.tokens, corpus.sentences),
+            family="word2vec",
+            vocabulary=xxh3_64_hexdigest("\n".join(words).encode()),
+        )
+        tables = {"inputs": work.model.inputs, "outputs": work.model.outputs}
+        history: list[Epoch] = []
+        if self.resume is not None:
+            kept, _, history = checkpoint.load()
+            for name, table in tables.items():
+                table[:] = kept[name]
         self.model_, self.threads_ = self._chosen(work)
         sweep = Epochs(work, self.threads_, self.deterministic and self._parts(len(words)) > 1)
 
@@ -157,18 +161,17 @@ class SkipGram(Shown):
             began = time.perf_counter()
             loss, tokens = sweep(turns)
             seconds = time.perf_counter() - began
-            history.append(Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens)))
-            return history[-1]
-
-        def keep(epoch: Epoch) -> None:
-            assert self.checkpoint is not None
-            arrays = {"inputs": work.model.inputs, "outputs": work.model.outputs}
-            saving.save(os.fspath(self.checkpoint), arrays, about | {"history": saving.written(history)})
+            return Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens))
 
         run_epochs(
-            range(len(history), self.epochs), one, callbacks=self.callbacks, progress=self.progress,
-            label="cbow" if self.cbow else "skip-gram", save=None if self.checkpoint is None else keep,
-        )  # fmt: skip
+            range(len(history), self.epochs),
+            one,
+            callbacks=self.callbacks,
+            progress=self.progress,
+            label="cbow" if self.cbow else "skip-gram",
+            save=lambda: checkpoint.save(tables, history),
+            history=history,
+        )
         self._fitted, self._report, self.history_ = work, None, history
         self.wv = KeyedVectors(words, self._rows(work.model.inputs), corpus.counts[: len(words)])
         return self
@@ -238,7 +241,7 @@ class SkipGram(Shown):
         counts = corpus.counts[:words]
         weights = np.power(counts, float(self.ns_exponent), dtype=np.float64)
         rules = Rules(self.window, self.negative, self.negatives == "per_pair" and not self.cbow,
-                      tables.keep(counts, self.sample), tables.alias(weights, self._parts(words)))  # fmt: skip
+                      keep(counts, self.sample), alias(weights, self._parts(words)))  # fmt: skip
         width = -(-self.vector_size // LANES) * LANES
         model = Model(numbers(words * width), numbers(words * width), width)
         rng = np.random.default_rng(self.seed)
@@ -247,7 +250,7 @@ class SkipGram(Shown):
             drawn -= np.float32(0.5)
             np.divide(drawn, np.float32(self.vector_size), out=some)
         text = Text(corpus.tokens, corpus.sentences, chunks)
-        return Work(text, rules, model, tables.sigmoid(), self.cbow)
+        return Work(text, rules, model, sigmoid(), self.cbow)
 
     def _rows(self, table: Any) -> Any:
         """A flat table as rows of `vector_size`."""
@@ -275,21 +278,3 @@ class SkipGram(Shown):
             return self.model, threads
         found = chosen(work, self._turns(work.text, 0), self.epochs, threads)
         return found.model, found.threads
-
-    def _about(self, words: list[str], corpus: Corpus) -> dict[str, Any]:
-        """What a checkpoint must agree in with whoever goes on from it."""
-        names = ("vector_size", "window", "negative", "negatives", "cbow", "sample", "ns_exponent", "lr", "min_lr",
-                 "epochs", "deterministic", "seed")  # fmt: skip
-        return {
-            "family": "word2vec",
-            **{name: getattr(self, name) for name in names},
-            "vocabulary": xxh3_64_hexdigest("\n".join(words).encode()),
-            "data": saving.digest((corpus.tokens, corpus.sentences)),
-        }
-
-    def _go_on(self, folder: str | os.PathLike[str], now: dict[str, Any], model: Model) -> list[Epoch]:
-        """From where the fit kept in the folder was: the model becomes its own, its epochs are given back."""
-        arrays, about = saving.load(os.fspath(folder))
-        saving.check(about, now, os.fspath(folder))
-        model.inputs[:], model.outputs[:] = arrays["inputs"], arrays["outputs"]
-        return saving.read(about["history"])
