@@ -21,10 +21,12 @@ from plesio.sparse import saving
 from plesio.sparse.csr import Rows
 from plesio.sparse.epochs import DivergedError, Epoch, run_epochs
 from plesio.sparse.linear.deals import LARGEST_CHUNK, are_clumped
+from plesio.sparse.linear.kernels import FLAT, Rules
+from plesio.sparse.linear.losses import LOG
 from plesio.sparse.linear.plans import Learner, Penalty
 from plesio.sparse.linear.resuming import arrays_of, restore, states_of
-from plesio.sparse.linear.training import Problem, Settings, Training
-from plesio.sparse.linear.ways import Wish
+from plesio.sparse.linear.training import Problem, Training
+from plesio.sparse.linear.ways import Settings
 from plesio.sparse.rates import rate
 from plesio.sparse.threads import thread_count
 
@@ -121,10 +123,8 @@ class Fitting(BaseEstimator):
 
     def _coef_now(self, shape: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Copies of `coef_` and `intercept_`, whoever set them."""
-        coef, intercept = (
-            np.atleast_2d(np.array(self._dense_coef(), np.float32)),
-            np.array(self.intercept_, float).ravel(),
-        )
+        coef = np.atleast_2d(np.array(self._dense_coef(), np.float32))
+        intercept = np.array(self.intercept_, float).ravel()
         if coef.shape != shape or intercept.shape != shape[:1] or not np.isfinite(coef).all():
             raise ConfigurationError(
                 f"coef_ has shape {coef.shape}, intercept_ {intercept.shape}; allowed: finite numbers, {shape} and {shape[:1]}."
@@ -161,21 +161,7 @@ class Fitting(BaseEstimator):
         self._run(self._training(problem, epochs, seed, cold=False), problem, epochs, seed)
 
     def _training(self, problem: Problem, epochs: range, seed: int, cold: bool) -> Training:
-        settings = self._settings(problem.rows.dense, len(epochs), seed)
-        first = self._learners[0]
-        decay = settings.penalty.l2 * first.rate.at(0, first.seen, len(problem) * len(epochs))
-        wish = Wish(
-            model=self.model,
-            threads=thread_count(self.threads),
-            deterministic=bool(self.deterministic),
-            seed=seed,
-            epochs=len(epochs),
-            learners=len(self._learners),
-            memory=bool(self.average) or settings.penalty.l1 > 0,
-            cold=cold,
-            largest_chunk=max(1, int(_LONGEST_DECAY / max(decay, _LONGEST_DECAY / LARGEST_CHUNK))),
-        )
-        training = Training(problem, self._learners, settings, wish)
+        training = Training(problem, self._learners, self._settings(problem, len(epochs), seed, cold))
         way = training.way
         perhaps = ", or one if that is as fast" if way.contested else ""
         self._tell(f"{type(self).__name__}: {way.model} model, {way.threads} threads{perhaps}", way.remark)
@@ -275,19 +261,34 @@ class Fitting(BaseEstimator):
         margins = np.concatenate([rows.scipy() @ columns for rows in held_out.pieces()])
         return self._score_of(margins + biases, held_out.y, held_out.weight)
 
-    def _settings(self, dense: bool, epochs: int, seed: int) -> Settings:
+    def _settings(self, problem: Problem, epochs: int, seed: int, cold: bool) -> Settings:
         by_loss = not self.early_stopping and self.tol is not None and self.tol != -math.inf
-        return Settings(
-            loss=self._losses[self.loss],
+        penalty = Penalty.named(self.penalty, float(self.alpha), float(self.l1_ratio))
+        loss, first = self._losses[self.loss], self._learners[0]
+        decay = penalty.l2 * first.rate.at(0, first.seen, len(problem) * epochs)
+        rules = Rules(
+            loss=loss,
             epsilon=float(getattr(self, "epsilon", 0.0)),
-            penalty=Penalty.named(self.penalty, float(self.alpha), float(self.l1_ratio)),
-            intercept_rate=(1.0 if dense else _SPARSE_INTERCEPT_RATE) if self.fit_intercept else 0.0,
+            intercept_rate=(1.0 if problem.rows.dense else _SPARSE_INTERCEPT_RATE) if self.fit_intercept else 0.0,
+            truncation=penalty.l1,
+            flat=FLAT * math.sqrt(penalty.l2) if loss == LOG else 0.0,
+            prefetched=False,
+            held=False,
+        )
+        return Settings(
+            rules=rules,
+            penalty=penalty,
             epochs=epochs,
             tol=float(self.tol) if by_loss else None,
             n_iter_no_change=self.n_iter_no_change,
             average_from=int(self.average) - 1 if self.average else None,
             shuffle=bool(self.shuffle),
             seed=seed,
+            model=self.model,
+            threads=thread_count(self.threads),
+            deterministic=bool(self.deterministic),
+            cold=cold,
+            largest_chunk=max(1, int(_LONGEST_DECAY / max(decay, _LONGEST_DECAY / LARGEST_CHUNK))),
         )
 
     def _check_settings(self) -> None:

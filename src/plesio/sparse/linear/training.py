@@ -14,31 +14,14 @@ from numpy.typing import NDArray
 from plesio.sparse.choosing import Contest
 from plesio.sparse.csr import Rows
 from plesio.sparse.epochs import Epoch, part_of_epoch
-from plesio.sparse.linear.kernels import FLAT, Data, Rules
+from plesio.sparse.linear.kernels import Data
 from plesio.sparse.linear.layouts import HotCopies, Layout, Shared
-from plesio.sparse.linear.losses import LOG
-from plesio.sparse.linear.plans import Learner, Penalty, make_plan
+from plesio.sparse.linear.plans import Learner, make_plan
 from plesio.sparse.linear.renumbering import bring_home
-from plesio.sparse.linear.ways import Way, Wish, decide, is_far
+from plesio.sparse.linear.ways import Settings, Way, decide, is_far
 from plesio.sparse.threads import pool
 
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much come back slowly, if at all
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What stays the same over a fit, in the words of the estimators' arguments."""
-
-    loss: int
-    epsilon: float
-    penalty: Penalty
-    intercept_rate: float
-    epochs: int
-    tol: float | None
-    n_iter_no_change: int
-    average_from: int | None
-    shuffle: bool
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +56,7 @@ class Sweeps:
         self._problem, self._settings, self._learners, self._way = problem, settings, learners, way
         self._homes = [learner.weights for learner in learners]
         self._total = len(problem) * settings.epochs
-        self._rules = Rules(
-            loss=settings.loss,
-            epsilon=settings.epsilon,
-            intercept_rate=settings.intercept_rate,
-            truncation=settings.penalty.l1,
-            flat=FLAT * math.sqrt(settings.penalty.l2) if settings.loss == LOG else 0.0,
-            prefetched=is_far(way.rows.features),
-            held=False,
-        )
+        self._rules = settings.rules._replace(prefetched=is_far(way.rows.features))
         nonzeros_per_row = way.rows.nonzeros / max(len(way.rows), 1)
         self._contest = Contest(np.diff(way.deal.bounds) * nonzeros_per_row, open=way.contested)
         for learner, layout in zip(learners, way.layouts, strict=True):
@@ -163,9 +138,9 @@ class Sweeps:
 class Training:
     """A fit under way: `epoch(number)` does one sweep for all learners that have not stopped."""
 
-    def __init__(self, problem: Problem, learners: list[Learner], settings: Settings, wish: Wish) -> None:
+    def __init__(self, problem: Problem, learners: list[Learner], settings: Settings) -> None:
         self._problem, self._settings, self._learners = problem, settings, learners
-        self.way = decide(wish, problem.rows, problem.places)
+        self.way = decide(settings, len(learners), problem.rows, problem.places)
         self._sweeps = Sweeps(problem, settings, learners, self.way)
         self.close = self._sweeps.close
         self.diverged = False

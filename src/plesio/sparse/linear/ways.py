@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from plesio.errors import ConfigurationError, unknown_name
 from plesio.sparse.csr import MOST_FEATURES, Rows
 from plesio.sparse.linear.deals import LARGEST_CHUNK, Deal, deal, deal_without_conflicts
+from plesio.sparse.linear.kernels import Rules
 from plesio.sparse.linear.layouts import Coloured, HotCopies, Layout, Replicas, Shared
+from plesio.sparse.linear.plans import Penalty
 from plesio.sparse.linear.renumbering import renumber
 from plesio.sparse.machine import last_level_cache_bytes
 
@@ -21,25 +23,33 @@ _MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several thread
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asked for, and what it depends on.
+class Settings:
+    """What stays the same over a fit, mostly in the words of the estimators' arguments.
 
     Attributes:
-        memory: each weight has to remember something (L1, averaging).
         cold: the weights are all zero, so that those of features that do not occur need no decay, and nobody looks at them
             before the end: they may be renumbered.
         largest_chunk: a longer one would decay the weights too far.
     """
 
+    rules: Rules
+    penalty: Penalty
+    epochs: int
+    tol: float | None
+    n_iter_no_change: int
+    average_from: int | None
+    shuffle: bool
+    seed: int
     model: str
     threads: int
     deterministic: bool
-    seed: int
-    epochs: int
-    learners: int
-    memory: bool
     cold: bool
     largest_chunk: int = LARGEST_CHUNK
+
+    @property
+    def memory(self) -> bool:
+        """Whether each weight has to remember something (L1, averaging)."""
+        return self.average_from is not None or self.penalty.l1 > 0
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
@@ -74,23 +84,23 @@ class Way:
     remark: str = ""
 
 
-def decide(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
+def decide(settings: Settings, learners: int, rows: Rows, places: NDArray[np.uint32]) -> Way:
     """Choose, by the size of the data and of the model; `places` are the rows to learn from."""
-    if wish.deterministic:
-        return _deterministic(wish, rows, places)
-    dealt = deal(places, rows.mapped, wish.largest_chunk)
-    if wish.model == "auto" and 1 < wish.threads <= wish.learners:
-        layouts: list[Layout] = [Shared(1)] * wish.learners
-        return Way("shared", wish.threads, rows, dealt, layouts, by_learner=True)
+    if settings.deterministic:
+        return _deterministic(settings, learners, rows, places)
+    dealt = deal(places, rows.mapped, settings.largest_chunk)
+    if settings.model == "auto" and 1 < settings.threads <= learners:
+        layouts: list[Layout] = [Shared(1)] * learners
+        return Way("shared", settings.threads, rows, dealt, layouts, by_learner=True)
     features = None
-    if _is_worth_renumbering(wish, rows):
-        rows, features = renumber(rows, wish.threads)
-    model, threads = wish.model, wish.threads
+    if _is_worth_renumbering(settings, rows):
+        rows, features = renumber(rows, settings.threads)
+    model, threads = settings.model, settings.threads
     if model == "auto":
         threads = threads if rows.nonzeros >= _WORTH_THREADS else 1
         model = "replica" if threads > 1 and _is_worth_replicas(threads, rows) else "shared"
-    layouts = [_layout(model, threads, rows) for _ in range(wish.learners)]
-    contested = wish.model == "auto" and threads > 1 and wish.epochs > 1
+    layouts = [_layout(model, threads, rows) for _ in range(learners)]
+    contested = settings.model == "auto" and threads > 1 and settings.epochs > 1
     return Way(model, threads, rows, dealt, layouts, features, contested=contested)
 
 
@@ -110,30 +120,30 @@ def is_far(features: int) -> bool:
     return 4 * features > last_level_cache_bytes() // 8
 
 
-def _is_worth_renumbering(wish: Wish, rows: Rows) -> bool:
-    can_be = wish.cold and not wish.memory and not rows.mapped and rows.features < MOST_FEATURES
-    return can_be and is_far(rows.features) and wish.epochs >= _EPOCHS_WORTH_RENUMBERING
+def _is_worth_renumbering(settings: Settings, rows: Rows) -> bool:
+    can_be = settings.cold and not settings.memory and not rows.mapped and rows.features < MOST_FEATURES
+    return can_be and is_far(rows.features) and settings.epochs >= _EPOCHS_WORTH_RENUMBERING
 
 
-def _deterministic(wish: Wish, rows: Rows, places: NDArray[np.uint32]) -> Way:
+def _deterministic(settings: Settings, learners: int, rows: Rows, places: NDArray[np.uint32]) -> Way:
     """The same way for any number of threads: only the data and the settings may decide."""
-    remark, dealt = "", deal(places, rows.mapped, wish.largest_chunk)
-    if wish.model == "auto" and rows.nonzeros < _WORTH_THREADS:
-        serial: list[Layout] = [Shared(1)] * wish.learners
+    remark, dealt = "", deal(places, rows.mapped, settings.largest_chunk)
+    if settings.model == "auto" and rows.nonzeros < _WORTH_THREADS:
+        serial: list[Layout] = [Shared(1)] * learners
         return Way("shared", 1, rows, dealt, serial)
-    if wish.model != "replica":
-        groups = deal_without_conflicts(rows, places, wish.seed)
+    if settings.model != "replica":
+        groups = deal_without_conflicts(rows, places, settings.seed)
         share = groups.parallel_share
-        if wish.model == "shared" or share >= _MOSTLY:
+        if settings.model == "shared" or share >= _MOSTLY:
             if share < _MOSTLY:
                 remark = (
                     f"frequent features put {1 - share:.0%} of the rows into groups too narrow for several threads: "
                     "they are done one by one; model='replica' is deterministic and parallel."
                 )
             coloured: list[Layout] = [
-                Coloured(wish.threads, groups, rows.nonzeros / max(len(rows), 1)) for _ in range(wish.learners)
+                Coloured(settings.threads, groups, rows.nonzeros / max(len(rows), 1)) for _ in range(learners)
             ]
-            return Way("shared", wish.threads, rows, groups, coloured, remark=remark)
+            return Way("shared", settings.threads, rows, groups, coloured, remark=remark)
         remark = f"frequent features leave {share:.0%} of the rows free of conflicts: replicas instead of one model."
-    replicas: list[Layout] = [Replicas(wish.threads, fixed=True) for _ in range(wish.learners)]
-    return Way("replica", wish.threads, rows, dealt, replicas, remark=remark)
+    replicas: list[Layout] = [Replicas(settings.threads, fixed=True) for _ in range(learners)]
+    return Way("replica", settings.threads, rows, dealt, replicas, remark=remark)
