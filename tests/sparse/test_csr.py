@@ -99,10 +99,9 @@ def test_one_unsorted_pair_is_found_despite_has_sorted_indices(at):
     np.testing.assert_array_equal(rows.scipy().toarray(), matrix.toarray())
 
 
-def test_take_and_span_select_rows():
+def test_take_selects_rows():
     rows, dense = as_rows(example()), example().toarray()
     np.testing.assert_array_equal(rows.take(np.array([2, 0, 1, 2])).scipy().toarray(), dense[[2, 0, 1, 2]])
-    np.testing.assert_array_equal(rows.span(1, 3).scipy().toarray(), dense[1:3])
 
 
 def test_save_rows_stores_a_matrix_or_blocks_of_it(tmp_path):

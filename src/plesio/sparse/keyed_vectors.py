@@ -95,8 +95,7 @@ class KeyedVectors:
         Raises KeyError if that is not known, as of vectors read from a file.
         """
         if attr != "count" or self.counts is None:
-            kept = "no attributes are kept" if self.counts is None else "'count' is kept"
-            raise KeyError(f"there is no {attr!r} of these keys; {kept}")
+            raise KeyError(f"there is no {attr!r} of these keys")
         return int(self.counts[self._index(key)])
 
     def similarity(self, one: str | int, other: str | int) -> float:
@@ -210,13 +209,14 @@ class KeyedVectors:
             try:
                 count, size = (int(number) for number in header)
                 rows = _binary_rows(file, count, size) if binary else _text_rows(file, count, size)
-                keys, vectors = zip(*rows, strict=True) if count else ((), np.zeros((0, size)))
+                names, vectors = zip(*rows, strict=True) if count else ((), np.zeros((0, size)))
+                keys = [name.decode(errors=errors) for name in names]
             except (ValueError, EOFError) as error:
                 raise ConfigurationError(
                     f"{os.fspath(fname)!r} is not in word2vec's {'binary' if binary else 'text'} format ({error}); "
                     "the first line is `<number of words> <vector size>`. Is binary= right?"
                 ) from error
-        return cls([_decoded(key, row, errors) for row, key in enumerate(keys, 1)], np.array(vectors))
+        return cls(keys, np.array(vectors))
 
     def _index(self, key: Any) -> int:
         if isinstance(key, int | np.integer):
@@ -280,15 +280,6 @@ def _questions(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[Questio
                 questions.append(words)
     if questions:
         yield name, questions
-
-
-def _decoded(key: bytes, row: int, errors: str) -> str:
-    try:
-        return key.decode(errors=errors)
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"the key {key!r} of row {row} is not UTF-8 ({error.reason}); errors='replace' puts a sign for what cannot be read."
-        ) from error
 
 
 def _text_rows(file: BinaryIO, count: int, size: int) -> Iterator[tuple[bytes, NDArray[np.float32]]]:

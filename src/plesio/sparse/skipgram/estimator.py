@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_hexdigest
@@ -18,18 +19,17 @@ from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.keyed_vectors import KeyedVectors
 from plesio.sparse.rates import rate
+from plesio.sparse.report import Report, measure
 from plesio.sparse.saving import Checkpoint
 from plesio.sparse.settings import Shown, functions, number, one_of, whole
 from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model, numbers
 from plesio.sparse.skipgram.tables import alias, keep, sigmoid
-from plesio.sparse.skipgram.training import PARTS, Epochs, Turns, Work, chosen, seeds
+from plesio.sparse.skipgram.training import PARTS, Epochs, Hand, Turns, Work, chosen, seeds
 from plesio.sparse.threads import thread_count
 
-if TYPE_CHECKING:
-    from plesio.sparse.report import Report
-
 CHUNK_TOKENS = 8192
+SAMPLED_STEPS = 100_000
 _ROWS_AT_ONCE = 1024  # drawn where a cache holds them
 _MODELS = ("auto", "shared")
 _NEGATIVES = ("per_pair", "shared")
@@ -179,14 +179,37 @@ class SkipGram(Shown):
     @property
     def report_(self) -> Report:
         """How sparse the updates were and how often threads met, measured when first asked for."""
-        from plesio.sparse.skipgram.looking_back import report
-
         work = self._done()
         if self._report is None:
-            model = "deterministic" if self.deterministic else self.model_
-            turns = self._turns(work.text, 0)
-            self._report = report(work, turns, self.threads_, model, self.history_, self.seed)
+            self._report = self._measured(work)
         return self._report
+
+    def _measured(self, work: Work) -> Report:
+        """On the first steps of an epoch: an example is a step, a parameter a row of one of the two tables.
+
+        But the speeds are in words of text.
+        """
+        hand, turns, words = Hand(work), self._turns(work.text, 0), len(work.rules.keep)
+        touched: list[list[int]] = []
+        tokens = 0
+        for chunk in turns.order:
+            steps = hand.steps_of(chunk, turns.seeds[chunk])
+            touched += [contexts + [words + word for word in drawn] for contexts, drawn in steps]
+            tokens += int(np.diff(work.text.sentences[work.text.chunks[chunk : chunk + 2]])[0])
+            if len(touched) >= SAMPLED_STEPS:
+                break
+        indptr = np.cumsum([0] + [len(rows) for rows in touched], dtype=np.int64)
+        indices = np.fromiter(itertools.chain.from_iterable(touched), np.uint32)
+        return measure(
+            indptr,
+            indices,
+            2 * words,
+            threads=self.threads_,
+            model="deterministic" if self.deterministic else self.model_,
+            epochs=self.history_,
+            bytes_per_example=2 * 4 * work.model.width * len(indices) / max(tokens, 1),  # a row is read and written
+            seed=self.seed,
+        )
 
     def to_torch(self) -> Any:
         """An equal torch.nn.ModuleDict of two `Embedding`, "inputs" (the vectors) and "outputs": to be trained further."""
@@ -205,27 +228,13 @@ class SkipGram(Shown):
             raise ConfigurationError("this SkipGram has not been fitted; call fit() first.")
         return self._fitted
 
-    if not TYPE_CHECKING:  # else every name would be an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Not there, or not yet."""
-            early = name in ("wv", "history_", "model_", "threads_")
-            raise AttributeError(
-                f"this SkipGram has no {name} before fit(); call it first."
-                if early
-                else f"SkipGram has no attribute {name!r}."
-            )
-
     def _frequent(self, corpus: Corpus) -> list[str]:
         """The words that occur often enough: a head of the vocabulary."""
         enough = int(np.count_nonzero(corpus.counts >= self.min_count))
         if enough < 2:
-            least = sorted(corpus.counts.tolist(), reverse=True)[1] if len(corpus.words) > 1 else None
-            advice = f"set min_count to at most {least}, or give more text" if least else "give more text"
             raise ConfigurationError(
                 f"{enough} of {len(corpus.words):,} different words occur at least min_count={self.min_count} times in "
-                f"{len(corpus):,} words of text (most often: {corpus.words[0]!r}, {corpus.counts[0]} times); "
-                f"word vectors need two: {advice}."
+                f"{len(corpus):,} words of text; word vectors need two: lower min_count, or give more text."
             )
         if longest(corpus.sentences) < 2:
             raise ConfigurationError(
