@@ -272,9 +272,9 @@ def raises(parameters, example, lr):
     [
         (unknown_parameter, r"parameters.weight\[0\] -= lr \* y\n.*Unknown attribute 'weight'"),
         (unknown_helper, r"return plain_helper\(lr\)\n.*decorate that function with numba.njit"),
-        (replaces, r"parameters.w = parameters.w \* lr\n.*parameters.w\[:\] = "),
+        (replaces, r"only changed in place: parameters.w\[:\] = "),
         (unfinished, r"return lr \* missing  # noqa: F821\n.*'missing' is not defined"),
-        (imports, r"import os  # noqa: F401\n.*IMPORT_NAME"),
+        (imports, "IMPORT_NAME"),
         (returns_an_array, "returns array.*the example's loss, a number, or nothing"),
         (takes_two, r"takes \(parameters, example\); an update takes \(parameters, example, lr\)"),
         (["no function"], r"update is \['no function'\]"),

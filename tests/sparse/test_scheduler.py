@@ -17,7 +17,7 @@ from plesio.sparse.conflict_free import NARROW, colour
 from plesio.sparse.epochs import DivergedError, Epoch, run_epochs, slices
 from plesio.sparse.machine import last_level_cache_bytes, memory_bandwidth
 from plesio.sparse.rates import NAMES, rate
-from plesio.sparse.replicas import merge
+from plesio.sparse.sweeps import merge
 from plesio.sparse.threads import Threads, cores, pool, thread_count
 
 # --- chunks ---
@@ -38,13 +38,6 @@ def test_chunk_order_is_a_permutation_given_by_seed_and_epoch():
     assert (first == chunk_order(100, seed=1, epoch=0)).all()
     assert (first != chunk_order(100, seed=1, epoch=1)).any()
     assert (first != chunk_order(100, seed=2, epoch=0)).any()
-
-
-def test_invalid_chunk_arguments_are_refused():
-    with pytest.raises(ConfigurationError, match="rows=10, size=0"):
-        chunk_bounds(10, 0)
-    with pytest.raises(ConfigurationError, match="seed=-1"):
-        chunk_order(10, -1, 0)
 
 
 # --- rates ---

@@ -9,30 +9,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.errors import ConfigurationError
-
 
 def chunk_bounds(rows: int, size: int = 256) -> NDArray[np.int64]:
     """Where the chunks of `size` rows begin and end: chunk k holds the rows bounds[k] to bounds[k + 1] - 1.
 
-    Raises ConfigurationError if `rows` is negative or `size` below 1.
-
     >>> chunk_bounds(600).tolist()
     [0, 256, 512, 600]
     """
-    if rows < 0 or size < 1:
-        raise ConfigurationError(f"rows={rows}, size={size}: rows must be at least 0 and the chunk's size at least 1.")
     return np.minimum(np.arange(-(-rows // size) + 1, dtype=np.int64) * size, rows)
 
 
 def chunk_order(chunks: int, seed: int, epoch: int) -> NDArray[np.uint32]:
     """The order in which an epoch deals its chunks: a permutation, the same for the same seed and epoch (from 0).
 
-    Raises ConfigurationError if the seed is negative.
-
     >>> sorted(chunk_order(4, seed=0, epoch=0).tolist())
     [0, 1, 2, 3]
     """
-    if seed < 0:
-        raise ConfigurationError(f"seed={seed}: it must be a whole number of at least 0.")
     return np.random.default_rng((seed, epoch)).permutation(chunks).astype(np.uint32)

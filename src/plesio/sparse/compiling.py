@@ -17,8 +17,6 @@ from numba.core.errors import NumbaError, UnsupportedBytecodeError
 from plesio.errors import ConfigurationError
 from plesio.sparse.intrinsics import fetch_add, inner, meet
 
-_REPLACED = r"No definition for lowering .*\.(\w+) = "
-
 
 class Loops(NamedTuple):
     """The compiled loops around one update.
@@ -117,46 +115,21 @@ def _loops(update: Any, take: Any, has_loss: bool) -> Loops:
     return Loops(free, grouped, has_loss)
 
 
-def _complaint(function: Callable[..., Any], error: Exception) -> str:
+def _complaint(function: Callable[..., Any], error: Any) -> str:
     """Two lines out of Numba's sixty: the place, its source line, and the reason."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    number = _line_at_fault(function, text)
-    source = linecache.getline(function.__code__.co_filename, number).strip() if number else ""
-    where = f", line {number}: {source}\n    " if source else ": "
-    return f"{_name(function)} cannot be compiled{where}{_reason(text)}"
-
-
-def _reason(text: str) -> str:
     lines = [line.strip() for line in text.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Failed in nopython", "During:"))]
-    reason = told[0].split(" Raised from ")[0] if told else "Numba does not say why"
-    if reason.startswith("No implementation of function"):
-        call = next((line.removeprefix(">>> ") for line in told if line.startswith(">>>")), "")
-        return f"Numba has no implementation of {call}"
-    if assigned := re.match(_REPLACED, reason):
-        return f"a parameter cannot be replaced, only changed in place: parameters.{assigned[1]}[:] = ..."
+    reason = told[0].split(" Raised from ")[0][:300] if told else "Numba does not say why"
+    if assigned := re.match(r"No definition for lowering .*\.(\w+) = ", reason):
+        reason = f"a parameter cannot be replaced, only changed in place: parameters.{assigned[1]}[:] = ..."
     if "Cannot determine Numba type of <class 'function'>" in reason:
         reason += "; decorate that function with numba.njit too"
-    return reason if len(reason) <= 300 else f"{reason[:300]}..."
-
-
-def _line_at_fault(function: Callable[..., Any], text: str) -> int | None:
-    """The line of the function that Numba names, or else the first that holds the name it complains of."""
-    lines, first = _source(function)
-    own = range(first, first + len(lines))
-    named = [int(number) for number in re.findall(r'(?:", line |\()(\d+)', text) if int(number) in own]
-    if named:
-        return named[0]
-    word = re.search(rf"(?:name|attribute) '(\w+)'|{_REPLACED}", text)
-    sought = re.compile(rf"\b{word[1] or word[2]}\b") if word else None
-    return next((at for at, line in zip(own, lines, strict=True) if sought and sought.search(line)), None)
-
-
-def _source(function: Callable[..., Any]) -> tuple[list[str], int]:
-    try:
-        return inspect.getsourcelines(function)
-    except OSError:  # typed at a prompt
-        return [], function.__code__.co_firstlineno
+    place = getattr(error, "loc", None)
+    where = ": "
+    if place and (source := linecache.getline(place.filename, place.line).strip()):
+        where = f", line {place.line}: {source}\n    "
+    return f"{_name(function)} cannot be compiled{where}{reason}"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plesio.errors import ConfigurationError, unknown_name
+from plesio.errors import ConfigurationError
 from plesio.host.memory import Place, SharedBlock
-from plesio.sparse.settings import number, whole
+from plesio.sparse.settings import number, one_of, whole
 
 OPTIMIZERS = ("adagrad", "sgd")
 EPSILON = 1e-10
@@ -64,11 +64,10 @@ class SharedEmbedding(nn.Module):
     def __init__(self, rows: int, width: int, *, lr: float = 0.05, optimizer: str = "adagrad", seed: int = 0) -> None:
         super().__init__()
         self.rows, self.width = rows, width = whole("rows", rows, 1), whole("width", width, 1)
-        self.lr, self.optimizer, self.seed = number("lr", lr), optimizer, whole("seed", seed, 0)
+        self.lr, self.seed = number("lr", lr), whole("seed", seed, 0)
+        self.optimizer = one_of("optimizer", optimizer, OPTIMIZERS)
         if not 0 < self.lr < float("inf"):
             raise ConfigurationError(f"lr={lr!r}: allowed is a finite number above 0.")
-        if optimizer not in OPTIMIZERS:
-            raise ConfigurationError(unknown_name("optimizer", optimizer, OPTIMIZERS))
         what, nbytes = f"the table of {rows:,} rows of {width}", 4 * rows * (width + 1)
         block = SharedBlock.create(nbytes, what)
         made = os.fstat(block.fd)

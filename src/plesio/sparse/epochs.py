@@ -119,7 +119,12 @@ def run_epochs(
     with _bar(epochs, label, progress) as at:
         for number in epochs:
             epoch = one(number)
-            _watch(epoch, epochs)
+            if epoch.loss is not None and not math.isfinite(epoch.loss):
+                raise DivergedError(
+                    f"the loss is {epoch.loss} after epoch {number} (of {epochs.start} to {epochs.stop - 1}) at learning rate "
+                    f"{epoch.lr:g}: the model diverged. Try a learning rate of {epoch.lr / 10:.2g}; if the data holds "
+                    "numbers much larger than 1, scale them."
+                )
             history.append(epoch)
             save()
             at(epoch)
@@ -127,16 +132,6 @@ def run_epochs(
             if any(isinstance(answer, (bool, np.bool_)) and answer for answer in answers):
                 break
     return history
-
-
-def _watch(epoch: Epoch, epochs: range) -> None:
-    if epoch.loss is None or math.isfinite(epoch.loss):
-        return
-    raise DivergedError(
-        f"the loss is {epoch.loss} after epoch {epoch.number} (of {epochs.start} to {epochs.stop - 1}) at learning rate "
-        f"{epoch.lr:g}: the model diverged. Try a learning rate of {epoch.lr / 10:.2g}; if the data holds numbers much "
-        "larger than 1, scale them."
-    )
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def columns(data: Any) -> tuple[Any, int]:
         rows = [_rows(column) for column in read]
         if len(set(rows)) > 1:
             raise ConfigurationError(f"the columns of data have {rows} rows; all must have as many.")
-        return (type(data)(*read) if _is_named(data) else read), rows[0]
+        return (type(data)(*read) if hasattr(data, "_fields") else read), rows[0]
     column = _column(data, "data")
     return column, _rows(column)
 
@@ -71,7 +71,7 @@ def take(data: Any) -> Any:
     """A compiled function (data, row) -> example for such data, as `columns` gave it."""
     if not isinstance(data, tuple) or isinstance(data, Sparse):
         return _row_of(data)
-    return _taker(type(data) if _is_named(data) else None, tuple(_row_of(column) for column in data))
+    return _taker(type(data) if hasattr(data, "_fields") else None, tuple(_row_of(column) for column in data))
 
 
 @lru_cache(maxsize=64)
@@ -124,10 +124,6 @@ def _is_readable(dtype: np.dtype[Any]) -> bool:
 
 def _rows(column: Any) -> int:
     return len(column.indptr) - 1 if isinstance(column, Sparse) else len(column)
-
-
-def _is_named(data: Any) -> bool:
-    return hasattr(data, "_fields")
 
 
 def _row_of(column: Any) -> Any:

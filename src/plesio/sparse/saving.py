@@ -92,16 +92,6 @@ def load(folder: str | Path) -> tuple[dict[str, NDArray[Any]], dict[str, JSON]]:
     return arrays, json.loads(header["about"])
 
 
-def check(kept: Mapping[str, JSON], now: Mapping[str, JSON], folder: str | Path) -> None:
-    """Raise CheckpointError unless the kept fit agrees with this one in everything named in `now`."""
-    other = [f"{name}={kept.get(name)!r} (now {value!r})" for name, value in now.items() if kept.get(name) != value]
-    if other:
-        raise CheckpointError(
-            f"the checkpoint in {str(folder)!r} is of another fit: {', '.join(other)}; "
-            "go on with the same data and settings, or begin anew without resume."
-        )
-
-
 def digest(data: Any) -> str:
     """64 bits of an array's type, shape and contents, or of all arrays in a tuple: others for other data.
 
@@ -146,14 +136,19 @@ class Checkpoint:
             save(self._to, arrays, self._about | states | epochs)
 
     def load(self) -> tuple[dict[str, NDArray[Any]], dict[str, JSON], list[Epoch]]:
-        """The arrays, the states and the epochs of the fit to go on from."""
-        arrays, about = load(self._from)
-        check(about, self._about, self._from)
-        return arrays, about, [_epoch(**epoch) for epoch in about["history"]]
-
-
-def _epoch(examples_by_thread: list[int], **others: Any) -> Epoch:
-    return Epoch(examples_by_thread=tuple(examples_by_thread), **others)
+        """The arrays, the states and the epochs of the fit to go on from. Raises CheckpointError if that is another fit."""
+        arrays, kept = load(self._from)
+        now = self._about
+        other = [f"{name}={kept.get(name)!r} (now {value!r})" for name, value in now.items() if kept.get(name) != value]
+        if other:
+            raise CheckpointError(
+                f"the checkpoint in {str(self._from)!r} is of another fit: {', '.join(other)}; "
+                "go on with the same data and settings, or begin anew without resume."
+            )
+        history = [
+            Epoch(**epoch | {"examples_by_thread": tuple(epoch["examples_by_thread"])}) for epoch in kept["history"]
+        ]
+        return arrays, kept, history
 
 
 def _checksum(array: NDArray[Any]) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def _are_pairs(X: Any) -> bool:
 
 def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
     features, count, targets = None, 0, []
-    files = {name: (folder / name).open("wb") for name in _FILES}
-    try:
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / name).open("wb")) for name in _FILES}
         files["indptr"].write(np.zeros(1, np.int64).tobytes())
         for matrix, y in blocks:
             rows = as_rows(matrix)
@@ -78,9 +79,6 @@ def _write_blocks(folder: Path, blocks: Iterable[tuple[Any, Any]]) -> None:
             count += rows.nonzeros
             if y is not None:
                 targets.append(_storable(np.asarray(y)))
-    finally:
-        for file in files.values():
-            file.close()
     if targets:
         np.save(folder / "targets.npy", np.concatenate(targets), allow_pickle=False)
     (folder / "about.json").write_text(json.dumps({"format": _FORMAT, "features": features or 0, "nonzeros": count}))

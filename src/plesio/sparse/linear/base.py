@@ -13,6 +13,7 @@ from plesio.errors import ConfigurationError
 from plesio.sparse.csr import Rows, as_rows, check_mapped
 from plesio.sparse.linear.fitting import Fitting
 from plesio.sparse.linear.layouts import hottest
+from plesio.sparse.report import measure
 from plesio.sparse.threads import thread_count
 
 
@@ -55,24 +56,21 @@ class HogwildLinear(Fitting):
         if "_report" not in self.__dict__:
             if "_fitted_rows" not in self.__dict__:
                 raise ConfigurationError("this model came without its rows; ask for report_ where it was fitted.")
-            self._report = self._measured(self._fitted_rows)
+            rows = self._fitted_rows
+            keys, slots = hottest(rows)
+            touched = rows.nonzeros / max(len(rows), 1)
+            self._report = measure(
+                rows.indptr,
+                rows.indices,
+                rows.features,
+                threads=self.threads_,
+                model="deterministic" if self.deterministic else self.model_,
+                hot=keys[slots] if self.model_ == "hot" else None,
+                epochs=self.history_,
+                bytes_per_example=20 * touched
+                + 40,  # index, value, weight read and written; a row's pointer and target
+            )
         return self._report
-
-    def _measured(self, rows: Rows) -> Any:
-        from plesio.sparse.report import measure
-
-        keys, slots = hottest(rows)
-        touched = rows.nonzeros / max(len(rows), 1)
-        return measure(
-            rows.indptr,
-            rows.indices,
-            rows.features,
-            threads=self.threads_,
-            model="deterministic" if self.deterministic else self.model_,
-            hot=keys[slots] if self.model_ == "hot" else None,
-            epochs=self.history_,
-            bytes_per_example=20 * touched + 40,  # index, value, weight, the weight written; a row's pointer and target
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = ("_fitted_rows", "_stop")

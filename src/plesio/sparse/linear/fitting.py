@@ -24,7 +24,6 @@ from plesio.sparse.linear.deals import LARGEST_CHUNK, are_clumped
 from plesio.sparse.linear.kernels import FLAT, Rules
 from plesio.sparse.linear.losses import LOG
 from plesio.sparse.linear.plans import Learner, Penalty
-from plesio.sparse.linear.resuming import arrays_of, restore, states_of
 from plesio.sparse.linear.training import Problem, Training
 from plesio.sparse.linear.ways import Settings
 from plesio.sparse.rates import rate
@@ -178,14 +177,18 @@ class Fitting(BaseEstimator):
         history: list[Epoch] = []
         if self.resume is not None:
             arrays, about, history = checkpoint.load()
-            restore(self._learners, arrays, about["learners"])
+            for k, (learner, numbers) in enumerate(zip(self._learners, about["learners"], strict=True)):
+                own = {name.removesuffix(f".{k}"): array for name, array in arrays.items() if name.endswith(f".{k}")}
+                learner.restore(own, numbers)
 
         def one(number: int) -> Epoch:
             epoch = training.epoch(number)
             return epoch if held_out is None else replace(epoch, score=self._held_out_score(held_out))
 
         def save() -> None:
-            checkpoint.save(arrays_of(self._learners), history, seed=seed, learners=states_of(self._learners))
+            kept = [learner.kept() for learner in self._learners]
+            arrays = {f"{name}.{k}": array for k, (own, _) in enumerate(kept) for name, array in own.items()}
+            checkpoint.save(arrays, history, seed=seed, learners=[numbers for _, numbers in kept])
 
         self._stop = stop = Stop(training, self.tol if held_out else None, self.n_iter_no_change)
         try:

@@ -121,7 +121,9 @@ class Replicas:
     def _models(self, learner: Learner) -> list[Model]:
         """As many as there are replicas, all equal."""
         main = learner.model
-        fresh = self._copies is None or any(map(_differ, self._copies, main))
+        fresh = self._copies is None or any(
+            own.shape[1:] != one.shape for own, one in zip(self._copies, main, strict=True)
+        )
         if fresh:
             self._copies = Model(*(np.empty((self._count - 1, len(array)), array.dtype) for array in main))
         if fresh or learner.moved:
@@ -146,10 +148,6 @@ class Replicas:
             return 0
 
         _on(self._threads, part)
-
-
-def _differ(copies: NDArray[Any], array: NDArray[Any]) -> bool:
-    return copies.shape[1:] != array.shape
 
 
 class HotCopies:

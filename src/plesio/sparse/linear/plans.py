@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plesio.errors import CheckpointError
 from plesio.sparse.linear.kernels import Model, Plan, truncate_all
 from plesio.sparse.rates import Rate
 
 LEAST_SCALE = 1e-6  # a smaller one is multiplied into the weights: v = w / scale must stay within float32
+_ARRAYS = ("weights", "intercept", "paid", "lag", "total")
+_NUMBERS = ("scale", "seen", "owed", "total_intercept", "averaged", "best_loss", "idle_epochs", "stopped")
 _LEAST_SHRINK = 1e-3  # the decay of a row is cut here: a weight vector times zero has no scale
 
 
@@ -91,6 +94,21 @@ class Learner:
             return self.total / self.averaged, self.total_intercept / self.averaged
         self.fold()
         return self.weights, float(self.intercept[0])
+
+    def kept(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Its arrays and its numbers, the scale not multiplied in: a fit that goes on from them has the same bits."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {name: getattr(self, name) for name in _ARRAYS}, {"lr": self.rate.lr} | numbers
+
+    def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
+        for name in _ARRAYS:
+            array, kept = getattr(self, name), arrays[name]
+            if array.shape != kept.shape:
+                raise CheckpointError(f"the checkpoint has {name} of shape {kept.shape}, the model {array.shape}.")
+            np.copyto(array, kept)
+        for name in _NUMBERS:
+            setattr(self, name, numbers[name])
+        self.rate.lr = numbers["lr"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ four times as many negatives, as a window's contexts are in four blocks: about h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,61 +96,47 @@ class Hand:
 
 
 class Epochs:
-    """Does turns with `threads` threads, in one of the two ways."""
+    """Does turns with `threads` threads: freely, or by the blocks of a grid, `conflict_free`."""
 
     def __init__(self, work: Work, threads: int, conflict_free: bool = False) -> None:
         self._threads = threads
         self._hands = [Hand(work) for _ in range(threads)]
-        bounds = work.text.sentences[work.text.chunks]
-        self._tokens = np.diff(bounds)
-        self._conflict_free = conflict_free
+        self._tokens = np.diff(work.text.sentences[work.text.chunks])
+        self._parts = PARTS if conflict_free else 1
 
     def __call__(self, turns: Turns) -> tuple[float | None, list[int]]:
         """An epoch: the mean loss of a pair (None without one), and the tokens done by each thread."""
-        way = self._rounds if self._conflict_free else self._free
-        losses, tokens = way(turns)
-        loss, pairs = losses.sum(axis=0)
-        return float(loss / pairs) if pairs else None, tokens
+        chunks, parts = len(turns.order), self._parts
+        losses, tokens = np.zeros((chunks, parts, parts, 2)), np.zeros(self._threads)
 
-    def _free(self, turns: Turns) -> tuple[NDArray[np.float64], list[int]]:
-        losses = np.zeros((len(turns.order), 2))
-        tokens = [0] * self._threads
-
-        def one(thread: int, turn: int) -> None:
-            chunk = turns.order[turn]
-            losses[turn] = self._hands[thread].do(chunk, turns.seeds[chunk], turns.lrs[turn])
-            tokens[thread] += int(self._tokens[chunk])
+        def one(thread: int, piece: tuple[range, Share]) -> None:
+            some, share = piece
+            for turn in some:
+                chunk = turns.order[turn]
+                done = self._hands[thread].do(chunk, turns.seeds[chunk], turns.lrs[turn], share)
+                losses[turn, (share.word - share.context) % parts, share.context] = done
+                tokens[thread] += self._tokens[chunk] / parts**2
             if thread == 0:  # the caller, whose progress bar it is
-                advance(self._threads / len(turns.order))
+                advance(self._threads * len(some) / (chunks * parts**2))
 
-        self._deal_out(range(len(turns.order)), one)
-        return losses, tokens
+        for pieces in self._rounds(chunks):
+            self._deal_out(pieces, one)
+        loss, pairs = losses.reshape(-1, 2).sum(axis=0)
+        return float(loss / pairs) if pairs else None, [round(done) for done in tokens]
 
-    def _rounds(self, turns: Turns) -> tuple[NDArray[np.float64], list[int]]:
-        chunks = len(turns.order)
-        losses = np.zeros((chunks * PARTS * PARTS, 2))
-        tokens = np.zeros(self._threads)
+    def _rounds(self, chunks: int) -> Iterator[list[tuple[range, Share]]]:
+        """The pieces that may be done at once, each some turns and a share of their pairs; round after round."""
+        if self._parts == 1:
+            yield [(range(turn, turn + 1), WHOLE) for turn in range(chunks)]
+            return
         for first in range(0, chunks, ROUND_CHUNKS):
-            stop = min(first + ROUND_CHUNKS, chunks)
+            some = range(first, min(first + ROUND_CHUNKS, chunks))
             for diagonal in range(PARTS):
+                yield [(some, Share(PARTS, part, (part + diagonal) % PARTS)) for part in range(PARTS)]
 
-                def block(
-                    thread: int, part: int, first: int = first, stop: int = stop, diagonal: int = diagonal
-                ) -> None:
-                    share = Share(PARTS, part, (part + diagonal) % PARTS)
-                    for turn in range(first, stop):
-                        chunk = turns.order[turn]
-                        done = self._hands[thread].do(chunk, turns.seeds[chunk], turns.lrs[turn], share)
-                        losses[(turn * PARTS + diagonal) * PARTS + part] = done
-                        tokens[thread] += self._tokens[chunk] / PARTS**2
-
-                self._deal_out(range(PARTS), block)
-            advance((stop - first) / chunks)
-        return losses, [round(done) for done in tokens]
-
-    def _deal_out(self, pieces: Iterable[int], one: Callable[[int, int], None]) -> None:
+    def _deal_out(self, pieces: list[Any], one: Callable[[int, Any], None]) -> None:
         """Let threads take the pieces one after the other; if one thread fails the others stop at their next."""
-        left = iter(list(pieces))  # taken under the interpreter's lock, and a piece is milliseconds of work without it
+        left = iter(pieces)  # taken under the interpreter's lock, and a piece is milliseconds of work without it
         failed = False
 
         def work(thread: int) -> None:
