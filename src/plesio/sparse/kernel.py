@@ -22,7 +22,7 @@ from plesio.sparse.rates import rate
 from plesio.sparse.report import Report, measure
 from plesio.sparse.saving import Checkpoint
 from plesio.sparse.settings import Shown, functions, number, one_of, whole
-from plesio.sparse.sweeps import Free, Grouped, Sweep, Work, chosen
+from plesio.sparse.sweeps import Free, Grouped, Work, chosen
 from plesio.sparse.threads import thread_count
 
 MODELS = ("auto", "replica", "shared")
@@ -197,7 +197,7 @@ class Kernel(Shown):
         settings: Any = {"threads": self.threads_, "model": model, "epochs": self.history_, "seed": self.seed}
         return measure(indptr, indices, parameters, bytes_per_example=moved, **settings)
 
-    def _way(self, work: Work, plan: tuple[NDArray[np.uint32], NDArray[Any]], epochs: int) -> Sweep:
+    def _way(self, work: Work, plan: tuple[NDArray[np.uint32], NDArray[Any]], epochs: int) -> Free | Grouped:
         """How the epochs are to be done, by what the user asked for and what is fastest."""
         if self.deterministic and self.threads_ > 1:
             self.model_ = "shared"

@@ -1,4 +1,4 @@
-"""Cache size and memory bandwidth of this machine, by which sparse kernels choose their way."""
+"""Cache lines, cache size and memory bandwidth of this machine, by which sparse kernels choose their way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from plesio.kernels.lanes import LANES, LINE_BYTES
 from plesio.sparse.threads import cores, pool
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _ASSUMED_CACHE_BYTES = 16 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def numbers(count: int) -> NDArray[np.float32]:
+    """That many zeros from the beginning of a cache line on: rows that lie across one more line cost a tenth of the speed."""
+    memory = np.zeros(count + LANES, np.float32)
+    start = -memory.ctypes.data % LINE_BYTES // memory.itemsize
+    return memory[start : start + count]
 
 
 @cache

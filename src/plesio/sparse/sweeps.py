@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,20 +30,12 @@ class Work(NamedTuple):
     bounds: NDArray[np.int64]
 
     def copies(self, count: int) -> list[Work]:
-        """The same work on copies of the parameters."""
         kind = type(self.parameters)
         return [self._replace(parameters=kind(*(array.copy() for array in self.parameters))) for _ in range(count)]
 
     def loop(self, order: Any, lrs: Any, counter: Any, stop: int) -> tuple[float, int]:
         """Take chunks until `stop`, beside other threads: the sum of the losses, and how many examples."""
         return self.loops.free(self.parameters, self.data, self.bounds, order, lrs, counter, stop)  # type: ignore[no-any-return]
-
-
-class Sweep(Protocol):
-    """A way to do an epoch: the chunks in this order, each at its learning rate."""
-
-    def __call__(self, order: NDArray[np.uint32], lrs: NDArray[Any]) -> tuple[float, list[int]]:
-        """The sum of the losses, and the examples by thread."""
 
 
 class Free:
@@ -60,6 +52,7 @@ class Free:
         self._counter = np.zeros(1, np.int64)
 
     def __call__(self, order: NDArray[np.uint32], lrs: NDArray[Any]) -> tuple[float, list[int]]:
+        """Do an epoch, the chunks in this order: the sum of the losses, and the examples by thread."""
         loss, examples = 0.0, [0] * self._threads
         for first, stop in slices(len(order), length=16):
             done = self.chunks(order, lrs, first, stop)
@@ -74,7 +67,6 @@ class Free:
         return pool(self._threads).run(lambda thread: self._each[thread].loop(order, lrs, self._counter, stop))
 
     def merge(self) -> None:
-        """Bring the replicas together, if there are any."""
         if self._replicas:
             merge(self._work.parameters, self._replicas)
 

@@ -195,7 +195,6 @@ def _prefer(tables, step, lr, user, item, rival):
 
 @inlined
 def _row_lr(step, lr, rows, head):
-    """The row's own learning rate."""
     if step.adagrad:
         return lr / np.sqrt(rows[head + _ONE])
     return lr
@@ -215,7 +214,6 @@ def _finish(step, rows, head, lr, error, squares):
 
 @inlined
 def _ask(rows, row, stride):
-    """Prefetch a row."""
     for k in range(_ZERO, stride, _LINE):
         prefetch(rows, row + k)
 

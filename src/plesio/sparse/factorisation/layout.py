@@ -46,7 +46,6 @@ class Layout:
 
     @property
     def chunks(self) -> int:
-        """How many."""
         return len(self.bounds) - 1
 
     @property
@@ -129,5 +128,4 @@ class Seen:
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     def of(self, user: int) -> NDArray[np.uint32]:
-        """The items of a user's row."""
         return self.items[self.starts[user] : self.starts[user + 1]]

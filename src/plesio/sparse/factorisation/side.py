@@ -10,10 +10,11 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
-from plesio.kernels.lanes import LANES, LINE_BYTES
+from plesio.kernels.lanes import LANES
 from plesio.sparse.compiled import compiled
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.factorisation.ratings import Ids
+from plesio.sparse.machine import numbers
 from plesio.sparse.threads import by_shares, shares
 
 SPREAD = 0.1
@@ -47,17 +48,14 @@ class Side:
 
     @property
     def met(self) -> NDArray[np.bool_]:
-        """(rows,)."""
         return self._room_met[: self._rows]
 
     @property
     def factors(self) -> NDArray[np.float32]:
-        """(rows, factors)."""
         return self.table[:, : self._factors]
 
     @property
     def biases(self) -> NDArray[np.float32]:
-        """(rows,)."""
         return self.table[:, self._head]
 
     def learn(self, ids: NDArray[Any], rng: np.random.Generator, threads: int = 1) -> NDArray[np.uint32]:
@@ -84,17 +82,13 @@ class Side:
         return np.where((rows >= 0) & self.met[rows], rows, -1)
 
     def copy_of_table(self) -> NDArray[np.float32]:
-        """To come back to."""
         copy = self._zeros(len(self))
         copy[:] = self.table
         return copy
 
     def _zeros(self, rows: int) -> NDArray[np.float32]:
-        """A table that begins where a cache line does."""
         width = self._head + LANES
-        memory = np.zeros(rows * width + LANES, np.float32)
-        start = -memory.ctypes.data % LINE_BYTES // 4
-        return memory[start : start + rows * width].reshape(rows, width)
+        return numbers(rows * width).reshape(rows, width)
 
 
 @compiled

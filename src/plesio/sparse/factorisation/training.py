@@ -47,7 +47,6 @@ class Training:
 
     @property
     def winner(self) -> int:
-        """The number of threads that are used now."""
         return self.threads if self.contest.won else 1
 
     def sweep(self, order: NDArray[np.uint32], lrs: NDArray[np.float32], key: int) -> tuple[float, list[int]]:
@@ -98,7 +97,6 @@ class Falling:
         self.rate, self.least, self.over = rate, float("inf"), False
 
     def see(self, loss: float) -> None:
-        """The mean loss of the epoch just done."""
         if self.rate.name == "adaptive" and loss > self.least * (1 - LEAST_FALL):
             self.over = not self.rate.plateau()
         self.least = min(self.least, loss)
@@ -113,7 +111,6 @@ class Best:
         self.tables: Any = None
 
     def see(self, score: float | None) -> None:
-        """The score of the epoch just done."""
         if not self._patience or score is None:
             return
         self.waited += 1
@@ -122,5 +119,4 @@ class Best:
 
     @property
     def over(self) -> bool:
-        """Whether it is time to stop."""
         return 0 < self._patience <= self.waited

@@ -96,6 +96,11 @@ class HogwildLinear(Fitting):
             check_mapped(X, thread_count(self.threads, warned=True))
         return X, np.asarray(y)
 
+    def _check_more_rows(self, X: Any, y: Any) -> tuple[Rows, NDArray[Any]]:
+        if self.early_stopping:
+            raise ConfigurationError("early_stopping needs several epochs; partial_fit does one: set it to False.")
+        return self._check_rows(X, y, reset=not hasattr(self, "n_features_in_"))
+
     def _check_width(self, rows: Rows) -> None:
         if rows.features != self.n_features_in_:
             raise ConfigurationError(f"the rows have {rows.features} features, the model has {self.n_features_in_}.")

@@ -34,7 +34,6 @@ class Deal:
     window: int
 
     def order(self, seed: int, epoch: int, shuffle: bool) -> NDArray[np.uint32]:
-        """The chunks by turn."""
         chunks = len(self.bounds) - 1
         if not shuffle:
             return np.arange(chunks, dtype=np.uint32)

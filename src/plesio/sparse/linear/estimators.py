@@ -142,9 +142,7 @@ class HogwildClassifier(ClassifierMixin, HogwildLinear):
             raise ConfigurationError(
                 "class_weight='balanced' needs all rows at once; give partial_fit a dict of weights."
             )
-        if self.early_stopping:
-            raise ConfigurationError("early_stopping needs several epochs; partial_fit does one: set it to False.")
-        rows, y = self._check_rows(X, y, reset=not hasattr(self, "n_features_in_"))
+        rows, y = self._check_more_rows(X, y)
         check_classification_targets(y)
         if first:
             if classes is None:
@@ -280,9 +278,7 @@ class HogwildRegressor(RegressorMixin, HogwildLinear):
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> HogwildRegressor:
         """One epoch over these rows, from where the model is: see `HogwildClassifier.partial_fit`."""
-        if self.early_stopping:
-            raise ConfigurationError("early_stopping needs several epochs; partial_fit does one: set it to False.")
-        rows, y = self._check_rows(X, y, reset=not hasattr(self, "n_features_in_"))
+        rows, y = self._check_more_rows(X, y)
         self._new_learners(1, rows.features, warm=hasattr(self, "coef_"), more=True)
         self._fit_on(rows, y, checked_weight(sample_weight, len(rows)))
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -79,7 +80,6 @@ class Fitting(BaseEstimator):
         raise NotImplementedError
 
     def _score_of(self, margins: NDArray[Any], y: NDArray[Any], weight: NDArray[np.float64]) -> float:
-        """The validation score."""
         raise NotImplementedError
 
     def _new_learners(self, count: int, features: int, warm: bool, more: bool = False) -> None:
@@ -178,17 +178,15 @@ class Fitting(BaseEstimator):
         if self.resume is not None:
             arrays, about, history = checkpoint.load()
             for k, (learner, numbers) in enumerate(zip(self._learners, about["learners"], strict=True)):
-                own = {name.removesuffix(f".{k}"): array for name, array in arrays.items() if name.endswith(f".{k}")}
-                learner.restore(own, numbers)
+                learner.restore(k, arrays, numbers)
 
         def one(number: int) -> Epoch:
             epoch = training.epoch(number)
             return epoch if held_out is None else replace(epoch, score=self._held_out_score(held_out))
 
         def save() -> None:
-            kept = [learner.kept() for learner in self._learners]
-            arrays = {f"{name}.{k}": array for k, (own, _) in enumerate(kept) for name, array in own.items()}
-            checkpoint.save(arrays, history, seed=seed, learners=[numbers for _, numbers in kept])
+            kept, numbers = zip(*(learner.kept(k) for k, learner in enumerate(self._learners)), strict=True)
+            checkpoint.save(dict(ChainMap(*kept)), history, seed=seed, learners=numbers)
 
         self._stop = stop = Stop(training, self.tol if held_out else None, self.n_iter_no_change)
         try:
@@ -229,7 +227,6 @@ class Fitting(BaseEstimator):
 
     @property
     def _advice(self) -> str:
-        """The advice after divergence."""
         if self.learning_rate == "optimal":  # knows no eta0
             return (
                 "Try a larger alpha, or learning_rate='invscaling' with a small eta0, or scale the features to about 1."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,6 @@ FIXED_REPLICAS = 4
 """How many replicas there are where their number must not depend on that of the threads."""
 _HOT_SAMPLE = 100_000  # non-zeros looked at to find the hot features
 _WORTH_MEETING = 20_000  # non-zeros: a group with fewer is done by one thread sooner than by several
-
-
-class Layout(Protocol):
-    """A way to do the turns first to end − 1 of a plan. Returns the rows done by thread; `share` is as in `make_plan`."""
-
-    share: float
-
-    def __call__(self, learner: Learner, data: Data, plan: Plan, rules: Rules, first: int, end: int) -> list[int]: ...
 
 
 class _Turns:
@@ -220,3 +212,7 @@ class Coloured:
             if parallel:
                 learner.intercept[0] += plan.steps[begin:stop].sum()
         return [int(rows) for rows in done]
+
+
+Layout = Shared | Replicas | HotCopies | Coloured
+"""A way to do the turns first to end − 1 of a plan. Returns the rows done by thread; `share` is as in `make_plan`."""

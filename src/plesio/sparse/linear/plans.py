@@ -95,14 +95,14 @@ class Learner:
         self.fold()
         return self.weights, float(self.intercept[0])
 
-    def kept(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Its arrays and its numbers, the scale not multiplied in: a fit that goes on from them has the same bits."""
+    def kept(self, k: int) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The arrays and the numbers of learner `k`, the scale not multiplied in: going on from them gives the same bits."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
-        return {name: getattr(self, name) for name in _ARRAYS}, {"lr": self.rate.lr} | numbers
+        return {f"{name}.{k}": getattr(self, name) for name in _ARRAYS}, {"lr": self.rate.lr} | numbers
 
-    def restore(self, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
+    def restore(self, k: int, arrays: dict[str, NDArray[Any]], numbers: dict[str, Any]) -> None:
         for name in _ARRAYS:
-            array, kept = getattr(self, name), arrays[name]
+            array, kept = getattr(self, name), arrays[f"{name}.{k}"]
             if array.shape != kept.shape:
                 raise CheckpointError(f"the checkpoint has {name} of shape {kept.shape}, the model {array.shape}.")
             np.copyto(array, kept)

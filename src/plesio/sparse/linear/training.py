@@ -18,7 +18,7 @@ from plesio.sparse.linear.kernels import Data
 from plesio.sparse.linear.layouts import HotCopies, Layout, Shared
 from plesio.sparse.linear.plans import Learner, make_plan
 from plesio.sparse.linear.renumbering import bring_home
-from plesio.sparse.linear.ways import Settings, Way, decide, is_far
+from plesio.sparse.linear.ways import Settings, decide, is_far
 from plesio.sparse.threads import pool
 
 _HOPELESS = 1e10  # times the loss of a model at zero: float32 weights that miss by so much come back slowly, if at all
@@ -49,11 +49,19 @@ class Problem:
         return Problem(self.rows.take(which), targets, importance, np.arange(len(self), dtype=np.uint32))
 
 
-class Sweeps:
-    """Sweeps over a problem in a decided way. The weights move to where the layout wants them, and back at `close`."""
+class Training:
+    """A fit under way, in a decided way: `epoch(number)` does one sweep for all learners that have not stopped.
 
-    def __init__(self, problem: Problem, settings: Settings, learners: list[Learner], way: Way) -> None:
-        self._problem, self._settings, self._learners, self._way = problem, settings, learners, way
+    The weights move to where the layout wants them, and back at `close`.
+    """
+
+    def __init__(self, problem: Problem, learners: list[Learner], settings: Settings) -> None:
+        self._problem, self._settings, self._learners = problem, settings, learners
+        self.way = way = decide(settings, len(learners), problem.rows, problem.places)
+        self.diverged = False
+        self.hopeless = False  # a loss that falls may still come back from there: scikit-learn's squared hinge does
+        self._before = [math.inf] * len(learners)
+        self._hopeless = [_HOPELESS * max(1.0, float(np.mean(np.square(one)))) for one in problem.targets]
         self._homes = [learner.weights for learner in learners]
         self._total = len(problem) * settings.epochs
         self._rules = settings.rules._replace(prefetched=is_far(way.rows.features))
@@ -72,20 +80,20 @@ class Sweeps:
             learner.fold()
             learner.finite = bool(np.isfinite(learner.weights.sum()))
             if learner.weights is not home:
-                if self._way.features is None:
+                if self.way.features is None:
                     home[:] = learner.weights
                 else:
-                    bring_home(home, self._way.features, learner.weights, self._way.threads)
+                    bring_home(home, self.way.features, learner.weights, self.way.threads)
                 learner.weights = home
 
     @property
     def winner(self) -> tuple[str, int]:
-        """The model and the number of threads that are used now."""
-        return (self._way.model, self._way.threads) if self._contest.won else ("shared", 1)
+        """The model and the number of threads that are used now, that "auto" came to."""
+        return (self.way.model, self.way.threads) if self._contest.won else ("shared", 1)
 
-    def one(self, index: int, epoch: int) -> tuple[float, list[int]]:
+    def _one(self, index: int, epoch: int) -> tuple[float, list[int]]:
         """One sweep of one learner: the mean loss of a row before it was learnt from, and the rows by thread."""
-        way, loss, done = self._way, 0.0, np.zeros(self._way.threads, np.int64)
+        way, loss, done = self.way, 0.0, np.zeros(self.way.threads, np.int64)
         order = way.deal.order(self._settings.seed, epoch, self._settings.shuffle)
         for part, all_threads in self._contest.parts(order):
             layout = way.layouts[index] if all_threads else Shared(1)
@@ -97,7 +105,7 @@ class Sweeps:
 
     def _part(self, index: int, epoch: int, order: NDArray[np.uint32], layout: Layout) -> tuple[float, list[int]]:
         """These turns of an epoch: the sum of the losses, and the rows by thread."""
-        settings, way, learner = self._settings, self._way, self._learners[index]
+        settings, way, learner = self._settings, self.way, self._learners[index]
         plan, stretches = make_plan(
             order, way.deal.bounds, learner, settings.penalty,
             epoch=epoch, total=self._total, share=layout.share, average_from=settings.average_from,
@@ -114,11 +122,11 @@ class Sweeps:
             learner.total_intercept += float(plan.intercepts.sum())
         return float(plan.losses.sum()), done
 
-    def each(self, indices: list[int], epoch: int) -> tuple[list[float], list[int]]:
+    def _each(self, indices: list[int], epoch: int) -> tuple[list[float], list[int]]:
         """One sweep of several learners: the loss of each, and the rows by thread."""
-        if self._way.by_learner:
+        if self.way.by_learner:
             return self._shared_out(indices, epoch)
-        results = [self.one(index, epoch) for index in indices]
+        results = [self._one(index, epoch) for index in indices]
         return [loss for loss, _ in results], np.sum([done for _, done in results], axis=0).tolist()
 
     def _shared_out(self, indices: list[int], epoch: int) -> tuple[list[float], list[int]]:
@@ -128,30 +136,16 @@ class Sweeps:
         def work(_: int) -> int:
             rows = 0
             while (turn := next(ticket)) < len(indices):
-                losses[turn], done = self.one(indices[turn], epoch)
+                losses[turn], done = self._one(indices[turn], epoch)
                 rows += sum(done)
             return rows
 
-        return losses, pool(self._way.threads).run(work)
-
-
-class Training:
-    """A fit under way: `epoch(number)` does one sweep for all learners that have not stopped."""
-
-    def __init__(self, problem: Problem, learners: list[Learner], settings: Settings) -> None:
-        self._problem, self._settings, self._learners = problem, settings, learners
-        self.way = decide(settings, len(learners), problem.rows, problem.places)
-        self._sweeps = Sweeps(problem, settings, learners, self.way)
-        self.close = self._sweeps.close
-        self.diverged = False
-        self.hopeless = False  # a loss that falls may still come back from there: scikit-learn's squared hinge does
-        self._before = [math.inf] * len(learners)
-        self._hopeless = [_HOPELESS * max(1.0, float(np.mean(np.square(one)))) for one in problem.targets]
+        return losses, pool(self.way.threads).run(work)
 
     def epoch(self, number: int) -> Epoch:
         active = [index for index, learner in enumerate(self._learners) if not learner.stopped]
         began = time.perf_counter()
-        losses, done = self._sweeps.each(active, number)
+        losses, done = self._each(active, number)
         seconds = time.perf_counter() - began
         last = self._learners[active[-1]]
         lr = last.rate.at(number, last.seen, len(self._problem) * self._settings.epochs)
@@ -162,11 +156,6 @@ class Training:
             self._note(self._learners[index], loss)
             self._before[index] = loss
         return Epoch(number, lr, float(np.mean(losses)), sum(done), seconds, tuple(done))
-
-    @property
-    def winner(self) -> tuple[str, int]:
-        """The model and the number of threads that "auto" came to."""
-        return self._sweeps.winner
 
     @property
     def finished(self) -> bool:

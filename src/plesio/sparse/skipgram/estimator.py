@@ -18,12 +18,13 @@ from plesio.sparse.chunks import chunk_order
 from plesio.sparse.corpus import Corpus, Sentences, longest, read_corpus
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.keyed_vectors import KeyedVectors
+from plesio.sparse.machine import numbers
 from plesio.sparse.rates import rate
 from plesio.sparse.report import Report, measure
 from plesio.sparse.saving import Checkpoint
 from plesio.sparse.settings import Shown, functions, number, one_of, whole
 from plesio.sparse.skipgram.deal import Rules, Text
-from plesio.sparse.skipgram.step import Model, numbers
+from plesio.sparse.skipgram.step import Model
 from plesio.sparse.skipgram.tables import alias, keep, sigmoid
 from plesio.sparse.skipgram.training import PARTS, Epochs, Hand, Turns, Work, chosen, seeds
 from plesio.sparse.threads import thread_count

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.kernels.lanes import LANES, LINE_BYTES, fill, load, store, total
+from plesio.kernels.lanes import LANES, fill, load, store, total
 from plesio.sparse.compiled import compiled, inlined
 from plesio.sparse.intrinsics import prefetch
 
@@ -60,13 +60,6 @@ class Scratch(NamedTuple):
     hidden: NDArray[np.float32]
     errors: NDArray[np.float32]
     slopes: NDArray[np.float32]
-
-
-def numbers(count: int) -> NDArray[np.float32]:
-    """That many zeros from the beginning of a cache line on: rows that lie across one more line cost a tenth of the speed."""
-    memory = np.zeros(count + LANES, np.float32)
-    start = -memory.ctypes.data % LINE_BYTES // memory.itemsize
-    return memory[start : start + count]
 
 
 @inlined

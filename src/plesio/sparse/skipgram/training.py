@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from plesio.sparse.choosing import Chosen, fastest
 from plesio.sparse.corpus import longest
 from plesio.sparse.epochs import advance
+from plesio.sparse.machine import numbers
 from plesio.sparse.skipgram.deal import WHOLE, Rules, Share, Text, deal
-from plesio.sparse.skipgram.step import PAIR, Model, Scratch, Steps, learn, numbers
+from plesio.sparse.skipgram.step import PAIR, Model, Scratch, Steps, learn
 from plesio.sparse.threads import pool
 
 PARTS = 4
@@ -47,7 +48,6 @@ class Work(NamedTuple):
     pooled: bool
 
     def copy(self) -> Work:
-        """The same work on a copy of the model."""
         inputs, outputs, width = self.model
         copy = Model(numbers(inputs.size), numbers(outputs.size), width)
         copy.inputs[:], copy.outputs[:] = inputs, outputs
