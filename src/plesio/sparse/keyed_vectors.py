@@ -164,7 +164,6 @@ class KeyedVectors:
         allowed = np.zeros(len(head), bool)
         allowed[list(index.values())] = True
         sections: list[dict[str, Any]] = []
-        correct, incorrect = list[Question](), list[Question]()
         for name, questions in _questions(analogies):
             known = [question for question in questions if all(spell(word) in index for word in question)]
             places = np.array([[index[spell(word)] for word in question] for question in known]).reshape(-1, 4)
@@ -174,7 +173,9 @@ class KeyedVectors:
             for question, good in zip(known, right, strict=True):
                 section["correct" if good else "incorrect"].append(question)
             sections.append(section)
-            correct, incorrect = correct + section["correct"], incorrect + section["incorrect"]
+        correct, incorrect = (
+            [one for section in sections for one in section[kind]] for kind in ("correct", "incorrect")
+        )
         sections.append({"section": "Total accuracy", "correct": correct, "incorrect": incorrect})
         return len(correct) / max(len(correct) + len(incorrect), 1), sections
 

@@ -13,6 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from numbers import Integral
 from typing import Any
 
@@ -57,48 +58,25 @@ class Threads:
     def __init__(self, count: int) -> None:
         self.count = count
         self._one_run = threading.Lock()
-        self._begin = [threading.Semaphore(0) for _ in range(count - 1)]
-        self._done = threading.Semaphore(0)
-        self._call: Callable[[int], Any] | None = None
-        self._results: list[Any] = [None] * count
-        self._errors: list[BaseException] = []
-        for thread in range(1, count):  # daemons: they hold nothing that must be put away
-            threading.Thread(target=self._serve, args=(thread,), name=f"plesio-hogwild-{thread}", daemon=True).start()
+        self._others = ThreadPoolExecutor(max(count - 1, 1), "plesio-hogwild")
 
     def run(self, call: Callable[[int], Any]) -> list[Any]:
-        """Call `call(thread)` on every thread at once; the results by thread, or the first error, when all are done."""
+        """Call `call(thread)` on every thread at once; the results by thread, or an error, when all are done."""
         with self._one_run:
-            self._call, self._errors = call, []
-            for begin in self._begin:
-                begin.release()
-            self._work(0)
-            for _ in self._begin:
-                self._wait_for_one()
-            self._call = None
-            if self._errors:
-                raise self._errors[0]
-            return list(self._results)
-
-    def _wait_for_one(self) -> None:
-        while True:
+            others = [self._others.submit(call, thread) for thread in range(1, self.count)]
             try:
-                self._done.acquire()
-                return
-            except KeyboardInterrupt as interrupted:  # kept until all are back: they still work on the caller's arrays
-                self._errors.append(interrupted)
+                return [call(0), *(other.result() for other in others)]
+            finally:
+                _all_back(others)
 
-    def _serve(self, thread: int) -> None:
-        while True:
-            self._begin[thread - 1].acquire()
-            self._work(thread)
-            self._done.release()
 
-    def _work(self, thread: int) -> None:
+def _all_back(others: list[Future[Any]]) -> None:
+    while True:
         try:
-            assert self._call is not None
-            self._results[thread] = self._call(thread)
-        except BaseException as error:  # raised by the calling thread
-            self._errors.append(error)
+            wait(others)
+            return
+        except KeyboardInterrupt:  # not before all are back: they still work on the caller's arrays
+            continue
 
 
 _pools: dict[tuple[int, int], Threads] = {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plesio.sparse.compiled import compiled
 from plesio.sparse.csr import Rows
 from plesio.sparse.intrinsics import fetch_add, prefetch, settle
-from plesio.sparse.threads import pool
+from plesio.sparse.threads import by_shares, pool, shares
 
 _AHEAD = np.uint64(64)
 _PIECE = 16_384  # non-zeros a thread takes at once
@@ -48,8 +48,7 @@ def bring_home(
     home: NDArray[np.float32], features: NDArray[np.uint32], weights: NDArray[np.float32], threads: int
 ) -> None:
     """Write each weight to the place of its feature."""
-    cuts = [len(features) * at // threads for at in range(threads + 1)]
-    pool(threads).run(lambda thread: _scatter(home, features, weights, cuts[thread], cuts[thread + 1]))
+    by_shares(shares(len(features), threads), lambda first, stop: _scatter(home, features, weights, first, stop))
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +78,7 @@ class Way:
     threads: int
     rows: Rows
     deal: Deal
-    layouts: list[Layout]
+    layouts: Sequence[Layout]
     features: NDArray[np.uint32] | None = None
     by_learner: bool = False
     contested: bool = False
@@ -90,8 +91,7 @@ def decide(settings: Settings, learners: int, rows: Rows, places: NDArray[np.uin
         return _deterministic(settings, learners, rows, places)
     dealt = deal(places, rows.mapped, settings.largest_chunk)
     if settings.model == "auto" and 1 < settings.threads <= learners:
-        layouts: list[Layout] = [Shared(1)] * learners
-        return Way("shared", settings.threads, rows, dealt, layouts, by_learner=True)
+        return Way("shared", settings.threads, rows, dealt, [Shared(1)] * learners, by_learner=True)
     features = None
     if _is_worth_renumbering(settings, rows):
         rows, features = renumber(rows, settings.threads)
@@ -129,8 +129,7 @@ def _deterministic(settings: Settings, learners: int, rows: Rows, places: NDArra
     """The same way for any number of threads: only the data and the settings may decide."""
     remark, dealt = "", deal(places, rows.mapped, settings.largest_chunk)
     if settings.model == "auto" and rows.nonzeros < _WORTH_THREADS:
-        serial: list[Layout] = [Shared(1)] * learners
-        return Way("shared", 1, rows, dealt, serial)
+        return Way("shared", 1, rows, dealt, [Shared(1)] * learners)
     if settings.model != "replica":
         groups = deal_without_conflicts(rows, places, settings.seed)
         share = groups.parallel_share
@@ -140,10 +139,9 @@ def _deterministic(settings: Settings, learners: int, rows: Rows, places: NDArra
                     f"frequent features put {1 - share:.0%} of the rows into groups too narrow for several threads: "
                     "they are done one by one; model='replica' is deterministic and parallel."
                 )
-            coloured: list[Layout] = [
-                Coloured(settings.threads, groups, rows.nonzeros / max(len(rows), 1)) for _ in range(learners)
-            ]
+            nonzeros_per_row = rows.nonzeros / max(len(rows), 1)
+            coloured = [Coloured(settings.threads, groups, nonzeros_per_row) for _ in range(learners)]
             return Way("shared", settings.threads, rows, groups, coloured, remark=remark)
         remark = f"frequent features leave {share:.0%} of the rows free of conflicts: replicas instead of one model."
-    replicas: list[Layout] = [Replicas(settings.threads, fixed=True) for _ in range(learners)]
+    replicas = [Replicas(settings.threads, fixed=True) for _ in range(learners)]
     return Way("replica", settings.threads, rows, dealt, replicas, remark=remark)
