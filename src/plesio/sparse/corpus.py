@@ -91,24 +91,22 @@ def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=place) as beside:
-        _write(Path(beside), sentences)
+        new = Path(beside)
+        with open(new / "tokens.unranked", "wb") as spill:
+            numbered = _Numbered(sentences, lambda block: block.tofile(spill))
+        unranked = np.memmap(spill.name, np.uint32, mode="r")
+        tokens = np.lib.format.open_memmap(new / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
+        for begin in range(0, len(tokens), _BLOCK):
+            tokens[begin : begin + _BLOCK] = numbered.ranks[unranked[begin : begin + _BLOCK]]
+        tokens.flush()
+        np.save(new / "sentences.npy", numbered.bounds)
+        counts = numbered.counts.tolist()
+        about = {"format": FORMAT, "tokens": len(tokens), "words": numbered.words, "counts": counts}
+        (new / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
         (place / _FILES[-1]).unlink(missing_ok=True)  # there is no corpus until there is a whole one
         for name in _FILES:
-            os.replace(Path(beside, name), place / name)
+            os.replace(new / name, place / name)
     return open_corpus(place)
-
-
-def _write(folder: Path, sentences: Sentences) -> None:
-    with open(folder / "tokens.unranked", "wb") as spill:
-        numbered = _Numbered(sentences, lambda block: block.tofile(spill))
-    unranked = np.memmap(spill.name, np.uint32, mode="r")
-    tokens = np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=np.uint32, shape=unranked.shape)
-    for begin in range(0, len(tokens), _BLOCK):
-        tokens[begin : begin + _BLOCK] = numbered.ranks[unranked[begin : begin + _BLOCK]]
-    tokens.flush()
-    np.save(folder / "sentences.npy", numbered.bounds)
-    about = {"format": FORMAT, "tokens": len(tokens), "words": numbered.words, "counts": numbered.counts.tolist()}
-    (folder / "corpus.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
@@ -154,7 +152,8 @@ def _words(sentences: Sentences) -> Iterator[Sequence[str]]:
         yield from ([sentences.words[token] for token in sentences.tokens[begin:end]] for begin, end in bounds)
         return
     for number, words in enumerate(_read(sentences)):
-        if not isinstance(words, list) and not _is_sentence(words):  # a line of text is a list: no more looks at it
+        listed = isinstance(words, list)  # as a line of text is: no more looks at it
+        if not listed and (isinstance(words, (str, bytes)) or not isinstance(words, (Sequence, np.ndarray))):
             raise ConfigurationError(
                 f"sentence {number} is {words!r:.60}, a {type(words).__name__}; a sentence is a list of words: "
                 "split it, or give the name of a text file with a sentence a line."
@@ -163,10 +162,6 @@ def _words(sentences: Sentences) -> Iterator[Sequence[str]]:
             yield words
         else:
             yield from (words[begin : begin + LONGEST] for begin in range(0, len(words), LONGEST))
-
-
-def _is_sentence(words: Any) -> bool:
-    return isinstance(words, (Sequence, np.ndarray)) and not isinstance(words, (str, bytes))
 
 
 def _read(sentences: Any) -> Iterator[Sequence[str]]:

@@ -87,9 +87,10 @@ def as_rows(matrix: Any, threads: int = 1) -> Rows:
     """
     if isinstance(matrix, Rows):
         return matrix
-    if hasattr(matrix, "tocsr"):
-        return _from_sparse(matrix, threads)
-    return _from_dense(np.asarray(matrix))
+    rows = _from_sparse(matrix, threads) if hasattr(matrix, "tocsr") else _from_dense(np.asarray(matrix))
+    if rows.notes:
+        log.info("converted: %s", "; ".join(rows.notes))
+    return rows
 
 
 def check_mapped(rows: Rows, threads: int = 1) -> None:
@@ -121,7 +122,7 @@ def _from_dense(array: NDArray[Any]) -> Rows:
     values, notes = _float32(given)
     if not np.isfinite(values).all():
         raise _not_finite(given, values)
-    return _told(frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True))
+    return frozen(indptr, indices, values, array.shape[1], ("a dense array to CSR", *notes), dense=True)
 
 
 def _from_sparse(matrix: Any, threads: int) -> Rows:
@@ -149,7 +150,7 @@ def _from_sparse(matrix: Any, threads: int) -> Rows:
         )
     if not finite:
         raise _not_finite(values, converted)
-    return _told(found if in_order else _sorted(matrix, found))
+    return found if in_order else _sorted(matrix, found)
 
 
 def _sorted(matrix: Any, found: Rows) -> Rows:
@@ -246,9 +247,3 @@ def _view(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     view = np.ascontiguousarray(array, dtype=dtype).view(np.ndarray)
     view.flags.writeable = False
     return view
-
-
-def _told(rows: Rows) -> Rows:
-    if rows.notes:
-        log.info("converted: %s", "; ".join(rows.notes))
-    return rows

@@ -6,7 +6,7 @@ import math
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +227,8 @@ def _types(arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
-@lru_cache(maxsize=64)
-def _parameters_class(names: tuple[str, ...]) -> Any:
-    """One class for the same names, so that Numba compiles once for them."""
-    return namedtuple("Parameters", names)
+_parameters_class: Any = lru_cache(maxsize=64)(partial(namedtuple, "Parameters"))
+"""One class for the same names, so that Numba compiles once for them."""
 
 
 def _named(parameters: Any) -> Any:

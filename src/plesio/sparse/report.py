@@ -69,11 +69,9 @@ class Report:
     bandwidth: float
 
     def __str__(self) -> str:
-        return "\n".join([self._title(), *_table(self._sparsity()), *_table(self._meetings()), *_table(self._speed())])
-
-    def _title(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"{self.examples:,} examples, {self.parameters:,} parameters, {threads}, model {self.model!r}"
+        title = f"{self.examples:,} examples, {self.parameters:,} parameters, {threads}, model {self.model!r}"
+        return "\n".join([title, *_table(self._sparsity()), *_table(self._meetings()), *_table(self._speed())])
 
     def _sparsity(self) -> list[tuple[str, str, str]]:
         sample = "" if self.looked_at == self.examples else f" (in a sample of {self.looked_at:,} examples)"

@@ -177,7 +177,7 @@ class MatrixFactorization(Shown, Recommender):
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
-        best = Best(self.early_stopping, self._copies)
+        best = Best(self.early_stopping, lambda: (self._users.copy_of_table(), self._items.copy_of_table()))
         checkpoint = self._checkpoint(numbers)
         if goes_on:
             self._go_on(checkpoint, falling, best)
@@ -281,9 +281,6 @@ class MatrixFactorization(Shown, Recommender):
         )
         rivals = layout.rivals(self._items.met, self._seen_items()) if self.loss == "bpr" else None
         return Training((self._users.table, self._items.table), layout, step, rivals, threads)
-
-    def _copies(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        return self._users.copy_of_table(), self._items.copy_of_table()
 
     # Keeping
 

@@ -86,9 +86,9 @@ class Fitting(BaseEstimator):
         """Learners at zero, or if `warm` at the coefficients that are there now; for `more` rows, with what they had seen."""
         self._check_settings()
         goes_on = more and warm and self.average and self._is_as_left()
-        coef, intercept = (
-            self._coef_now((count, features)) if warm else (np.zeros((count, features), np.float32), np.zeros(count))
-        )
+        coef, intercept = np.zeros((count, features), np.float32), np.zeros(count)
+        if warm:
+            coef, intercept = self._coef_now(coef.shape)
         if not goes_on:
             self._weights = coef
         settings = {"alpha": float(self.alpha), "power_t": self.power_t, "decay": self.decay}
@@ -227,11 +227,10 @@ class Fitting(BaseEstimator):
 
     @property
     def _advice(self) -> str:
-        if self.learning_rate == "optimal":  # knows no eta0
-            return (
-                "Try a larger alpha, or learning_rate='invscaling' with a small eta0, or scale the features to about 1."
-            )
-        return "Try a smaller eta0, or scale the features to about 1."
+        how = (
+            "larger alpha, or learning_rate='invscaling' with a small" if self.learning_rate == "optimal" else "smaller"
+        )
+        return f"Try a {how} eta0, or scale the features to about 1."
 
     def _hold_out(
         self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], seed: int
