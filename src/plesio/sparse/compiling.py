@@ -19,17 +19,11 @@ from plesio.sparse.intrinsics import fetch_add, inner, meet
 
 
 class Loops(NamedTuple):
-    """The compiled loops around one update.
+    """The compiled loops around one update."""
 
-    Attributes:
-        free: threads take chunk after chunk and update one model without any order.
-        grouped: threads do group after group and meet in between.
-        has_loss: whether the update returns the loss.
-    """
-
-    free: Callable[..., Any]
-    grouped: Callable[..., Any]
-    has_loss: bool
+    free: Callable[..., Any]  # threads take chunk after chunk and update one model without any order
+    grouped: Callable[..., Any]  # threads do group after group and meet in between
+    has_loss: bool  # whether the update returns the loss
 
 
 def compile_update(update: Callable[..., Any], take: Any, parameters: Any, data: Any, lr: Any) -> Loops:

@@ -52,10 +52,10 @@ SLICE_S = 0.25
 _move: ContextVar[Callable[[float], None] | None] = ContextVar("move", default=None)
 
 
-def slices(total: int, length: int = 256) -> Iterator[tuple[int, int]]:
+def slices(total: int, length: int = 256, whole: int = 0) -> Iterator[tuple[int, int]]:
     """Cut a sweep over `total` chunks into (first, stop) slices of about 0.25 s, timed from one to the next.
 
-    The first has `length` chunks: few where a chunk may take long.
+    The first has `length` chunks: few where a chunk may take long. An epoch has `whole` chunks, if it has more.
 
     >>> list(slices(3))
     [(0, 3)]
@@ -67,7 +67,7 @@ def slices(total: int, length: int = 256) -> Iterator[tuple[int, int]]:
         yield first, stop
         seconds = max(time.perf_counter() - began, 1e-6)
         length = max(1, min(16 * length, int((stop - first) * SLICE_S / seconds)))
-        advance((stop - first) / total)
+        advance((stop - first) / max(total, whole))
         first = stop
 
 
@@ -75,17 +75,6 @@ def advance(share: float) -> None:
     """Move the progress bar by this share of an epoch; for code that divides epochs without `slices`."""
     if move := _move.get():
         move(share)
-
-
-@contextmanager
-def part_of_epoch(share: float) -> Iterator[None]:
-    """Within it, a whole epoch moves the progress bar by this share only."""
-    move = _move.get()
-    token = _move.set(move and (lambda whole: move(whole * share)))
-    try:
-        yield
-    finally:
-        _move.reset(token)
 
 
 def run_epochs(

@@ -62,7 +62,7 @@ class Layout:
 
     def rounds(self, chunks: int) -> Iterable[tuple[int, int]]:
         """(first, stop) of those `chunks` of an order that threads may do at once; between rounds they wait."""
-        return _diagonals() if self.in_grid else slices(chunks)
+        return _diagonals() if self.in_grid else slices(chunks, whole=self.chunks)
 
     def rivals(self, known: NDArray[np.bool_], seen: Seen) -> Rivals:
         """Where `bpr` draws items from: all that are `known`, in a grid those of the block's own columns."""

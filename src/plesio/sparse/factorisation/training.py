@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.sparse.choosing import Contest
-from plesio.sparse.epochs import part_of_epoch
 from plesio.sparse.factorisation.kernels import AHEAD, Rivals, Step, Tables, Work, bpr, squared
 from plesio.sparse.factorisation.layout import Layout
 from plesio.sparse.rates import Rate
@@ -55,9 +54,8 @@ class Training:
         losses, done = np.zeros(self.layout.chunks), np.zeros(most, np.int64)
         for part, by_all in self.contest.parts(order):
             threads = self.threads if by_all else 1
-            with part_of_epoch(len(part) / len(order)):
-                for first, stop in self.layout.rounds(len(part)):
-                    done[:threads] += self._chunks(part, lrs, key, losses, first, stop, threads)
+            for first, stop in self.layout.rounds(len(part)):
+                done[:threads] += self._chunks(part, lrs, key, losses, first, stop, threads)
         return float(losses.sum()), done.tolist()  # summed by chunk, whoever did it
 
     def _chunks(self, order: Any, lrs: Any, key: int, losses: Any, first: int, stop: int, threads: int) -> list[int]:

@@ -19,19 +19,13 @@ _PIECE = 64  # rows of a conflict-free group a thread takes at once
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Chunk c is the places bounds[c] to bounds[c + 1] − 1 of the order of work; place p is the row rows[p].
-
-    Attributes:
-        group: which group each chunk is in (empty: there are no groups). Groups are shuffled, chunks in them are not.
-        parallel: whether the rows of a group may be done in any order.
-        window: chunks move within a window of so many.
-    """
+    """Chunk c is the places bounds[c] to bounds[c + 1] − 1 of the order of work; place p is the row rows[p]."""
 
     rows: NDArray[np.uint32]
     bounds: NDArray[np.int64]
-    group: NDArray[np.int64]
-    parallel: NDArray[np.bool_]
-    window: int
+    group: NDArray[np.int64]  # of each chunk, if there are any: groups are shuffled, chunks in them are not
+    parallel: NDArray[np.bool_]  # whether the rows of a group may be done in any order
+    window: int  # chunks move within a window of so many
 
     def order(self, seed: int, epoch: int, shuffle: bool) -> NDArray[np.uint32]:
         chunks = len(self.bounds) - 1

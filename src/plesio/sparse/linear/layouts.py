@@ -47,10 +47,12 @@ def _on(threads: int, call: Callable[[int], int]) -> list[int]:
     return pool(threads).run(call) if threads > 1 else [call(0)]  # one needs no pool, and may be inside one already
 
 
-def _sliced(threads: int, first: int, end: int, work: Callable[[int, int], Callable[[int], int]]) -> list[int]:
+def _sliced(
+    threads: int, plan: Plan, first: int, end: int, work: Callable[[int, int], Callable[[int], int]]
+) -> list[int]:
     """Run `work(begin, stop)` on all threads for one slice of the turns after the other: a Ctrl-C is heard between."""
     done = np.zeros(threads, np.int64)
-    for begin, stop in slices(end - first):
+    for begin, stop in slices(end - first, whole=len(plan.bounds) - 1):
         done += _on(threads, work(first + begin, first + stop))
     return [int(rows) for rows in done]
 
@@ -69,7 +71,7 @@ class Shared:
             return lambda _: turns.take(learner.model)
 
         learner.moved = True
-        return _sliced(self._threads, first, end, work)
+        return _sliced(self._threads, plan, first, end, work)
 
 
 class Replicas:
@@ -105,7 +107,7 @@ class Replicas:
             return work
 
         models = self._models(learner)
-        done = _sliced(self._threads, first, end, fixed_turns if self._fixed else shared_turns)
+        done = _sliced(self._threads, plan, first, end, fixed_turns if self._fixed else shared_turns)
         self._merge(learner.model)
         learner.moved = False
         return done
@@ -173,7 +175,7 @@ class HotCopies:
             turns = _Turns(data, plan, rules, begin, stop)
             return lambda thread: turns.take(model, copies[thread])
 
-        done = _sliced(self._threads, first, end, work)
+        done = _sliced(self._threads, plan, first, end, work)
         self.weights[features] = shared[self._slots]
         return done
 

@@ -38,32 +38,30 @@ class Penalty:
 
 @dataclass(slots=True)
 class Learner:
-    """One linear function on its way: the weights are `scale` times `weights`.
-
-    Attributes:
-        seen: how many rows it has learnt from, in all epochs.
-        owed: the L1 penalty so far; `paid` is what each weight has paid of it (empty without L1).
-        total: the sum of the weights after each averaged row (empty without averaging); `averaged` is their number and
-            `lag` what was written late (see `Plan.clocks`). `total_intercept` likewise.
-        moved: whether anything here moved since replicas of it were last made equal to it.
-    """
+    """One linear function on its way: the weights are `scale` times `weights`."""
 
     weights: NDArray[np.float32]
     intercept: NDArray[np.float64]
     rate: Rate
     scale: float = 1.0
-    seen: int = 0
-    owed: float = 0.0
-    paid: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    lag: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    total: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    seen: int = 0  # rows it has learnt from, in all epochs
+    owed: float = 0.0  # the L1 penalty so far
+    paid: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros(0, np.float32)
+    )  # by each weight; empty without L1
+    lag: NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros(0, np.float32)
+    )  # written late (see `Plan.clocks`)
+    total: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros(0)
+    )  # of weights after each averaged row, if any
     total_intercept: float = 0.0
     averaged: int = 0
     best_loss: float = np.inf
     idle_epochs: int = 0
     stopped: bool = False
     finite: bool = True
-    moved: bool = True
+    moved: bool = True  # whether anything here moved since replicas of it were last made equal to it
 
     @property
     def model(self) -> Model:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from plesio.sparse.choosing import Contest
 from plesio.sparse.csr import Rows
-from plesio.sparse.epochs import Epoch, part_of_epoch
+from plesio.sparse.epochs import Epoch
 from plesio.sparse.linear.kernels import Data
 from plesio.sparse.linear.layouts import HotCopies, Layout, Shared
 from plesio.sparse.linear.plans import Learner, make_plan
@@ -97,8 +97,7 @@ class Training:
         order = way.deal.order(self._settings.seed, epoch, self._settings.shuffle)
         for part, all_threads in self._contest.parts(order):
             layout = way.layouts[index] if all_threads else Shared(1)
-            with part_of_epoch(len(part) / max(len(order), 1)):
-                more, rows = self._part(index, epoch, part, layout)
+            more, rows = self._part(index, epoch, part, layout)
             loss += more
             done[: len(rows)] += rows
         return loss / max(len(self._problem), 1), done.tolist()

@@ -25,13 +25,7 @@ _MOSTLY = 0.5  # a colouring with fewer of its rows in groups for several thread
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What stays the same over a fit, mostly in the words of the estimators' arguments.
-
-    Attributes:
-        cold: the weights are all zero, so that those of features that do not occur need no decay, and nobody looks at them
-            before the end: they may be renumbered.
-        largest_chunk: a longer one would decay the weights too far.
-    """
+    """What stays the same over a fit, mostly in the words of the estimators' arguments."""
 
     rules: Rules
     penalty: Penalty
@@ -44,8 +38,8 @@ class Settings:
     model: str
     threads: int
     deterministic: bool
-    cold: bool
-    largest_chunk: int = LARGEST_CHUNK
+    cold: bool  # the weights are all zero, and nobody looks at them before the end: they may be renumbered
+    largest_chunk: int = LARGEST_CHUNK  # a longer one would decay the weights too far
 
     @property
     def memory(self) -> bool:
@@ -64,25 +58,17 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A decision: rows (renumbered or not), their deal, and a layout for each learner.
+    """A decision: rows (renumbered or not), their deal, and a layout for each learner."""
 
-    Attributes:
-        model, threads: what it came to, in the words of the estimators' settings.
-        features: which feature each weight is, if the features were renumbered.
-        by_learner: threads take whole learners, instead of all working at one.
-        contested: whether one thread is as fast has to be found out on the way.
-        remark: what the user should know of the decision.
-    """
-
-    model: str
+    model: str  # what it came to, in the words of the estimators' settings
     threads: int
     rows: Rows
     deal: Deal
     layouts: Sequence[Layout]
-    features: NDArray[np.uint32] | None = None
-    by_learner: bool = False
-    contested: bool = False
-    remark: str = ""
+    features: NDArray[np.uint32] | None = None  # which each weight is of, if the features were renumbered
+    by_learner: bool = False  # threads take whole learners, instead of all working at one
+    contested: bool = False  # whether one thread is as fast has to be found out on the way
+    remark: str = ""  # what the user should know of the decision
 
 
 def decide(settings: Settings, learners: int, rows: Rows, places: NDArray[np.uint32]) -> Way:
