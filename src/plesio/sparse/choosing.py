@@ -29,6 +29,7 @@ _CONTEST_EPOCHS = 2  # the very first part of a process has to load the kernel, 
 
 Way = tuple[str, int]
 """A model and a number of threads."""
+OnCopy = Callable[[str, int], Callable[[int, int], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,7 @@ def choose(trials: Sequence[Trial], budget_s: float = 0.2) -> Chosen:
     return Chosen(best.model, best.threads, speeds)
 
 
-def fastest(
-    ways: Sequence[Way],
-    on_a_copy: Callable[[str, int], Callable[[int, int], int]],
-    model_bytes: int,
-    chunks: int,
-    epochs: int,
-) -> Chosen:
+def fastest(ways: Sequence[Way], on_a_copy: OnCopy, model_bytes: int, chunks: int, epochs: int) -> Chosen:
     """The fastest of `ways`, of which the first is ("shared", 1) and the second all threads on one model.
 
     `on_a_copy(model, threads)` gives what does the chunks from a first to a last one on a copy, and counts their examples.
@@ -126,13 +121,11 @@ class Contest:
     All threads have the larger part because what it costs to bring replicas together counts once a part, and once an epoch
     later.
 
-    Attributes:
-        open: whether it goes on.
-        won: whether all threads have been faster than one so far.
+    It is `open` while it goes on; all threads have `won` while they have been faster than one. `work` is that of each chunk,
+    in non-zeros.
     """
 
     def __init__(self, work: NDArray[np.float64], *, open: bool) -> None:
-        """`work` is that of each chunk, in non-zeros."""
         self.open, self.won = open, True
         self._work, self._timed, self._epochs = work, 0.0, 0
         self._speeds = {True: 0.0, False: 0.0}  # the best, since other load can only slow threads down

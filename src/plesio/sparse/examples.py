@@ -6,6 +6,7 @@ Data is one column or a tuple of columns of equal length, plain or named. A colu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -82,13 +83,19 @@ def _taker(named: type | None, rows_of: tuple[Any, ...]) -> Any:
     return inner(eval(f"lambda data, row: {'named' if named else ''}({items})", names))
 
 
-def finite(arrays: Any) -> bool:
-    """Whether all numbers are finite, in an array or a tuple of them or of tuples."""
-    if isinstance(arrays, tuple):
-        return all(finite(array) for array in arrays)
-    if arrays.dtype.names:
-        return all(finite(arrays[name]) for name in arrays.dtype.names)
-    return arrays.dtype.kind not in "fc" or bool(np.isfinite(arrays).all())
+def flat(data: Any) -> Iterator[NDArray[Any]]:
+    """The arrays in tuples; of records each field, without the padding between."""
+    if isinstance(data, tuple):
+        for one in data:
+            yield from flat(one)
+    elif data.dtype.names:
+        yield from flat(tuple(data[name] for name in data.dtype.names))
+    else:
+        yield data
+
+
+def finite(data: Any) -> bool:
+    return all(array.dtype.kind not in "fc" or bool(np.isfinite(array).all()) for array in flat(data))
 
 
 def size(arrays: Any) -> int:

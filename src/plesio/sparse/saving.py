@@ -24,6 +24,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from plesio.errors import CheckpointError
 from plesio.host.disk import to_disk
 from plesio.sparse.epochs import Epoch
+from plesio.sparse.examples import flat
 
 JSON: TypeAlias = Any
 """What `json` can write: None, bool, int, float, str, and lists and dicts of these."""
@@ -99,22 +100,12 @@ def digest(data: Any) -> str:
     True
     """
     state = xxh3_64()
-    _add(data, state)
+    for array in flat(data):
+        state.update(f"{array.dtype.str}{array.shape}".encode())
+        rows = max(1, _BLOCK_BYTES * len(array) // max(array.nbytes, 1))
+        for first in range(0, len(array), rows):
+            state.update(np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8).data)
     return str(state.hexdigest())
-
-
-def _add(data: Any, state: xxh3_64) -> None:
-    if isinstance(data, tuple):
-        for array in data:
-            _add(array, state)
-    elif data.dtype.names:  # by field: the padding between them is arbitrary
-        for name in data.dtype.names:
-            _add(data[name], state)
-    else:
-        state.update(f"{data.dtype.str}{data.shape}".encode())
-        rows = max(1, _BLOCK_BYTES * len(data) // max(data.nbytes, 1))
-        for first in range(0, len(data), rows):
-            state.update(np.ascontiguousarray(data[first : first + rows]).reshape(-1).view(np.uint8).data)
 
 
 class Checkpoint:

@@ -141,9 +141,8 @@ class MatrixFactorization(Shown, Recommender):
         if self.early_stopping and validation is None:
             raise ConfigurationError("early_stopping needs validation=(users, items, ratings) to see when to stop.")
         self._fresh()
-        return self._learn(
-            users, items, ratings, self.epochs, self.schedule, validation, goes_on=self.resume is not None
-        )
+        goes_on = self.resume is not None
+        return self._learn((users, items, ratings), self.epochs, self.schedule, validation, goes_on)
 
     def partial_fit(self, users: Any, items: Any = None, ratings: Any = None) -> MatrixFactorization:
         """One more sweep, over these ratings only; users and items never met before get rows of their own.
@@ -152,7 +151,7 @@ class MatrixFactorization(Shown, Recommender):
         does not fall. Arguments and errors as in `fit`.
         """
         schedule = "constant" if self.schedule == "linear" else self.schedule
-        return self._learn(users, items, ratings, len(self.history_) + 1, schedule)
+        return self._learn((users, items, ratings), len(self.history_) + 1, schedule)
 
     def _fresh(self) -> None:
         Recommender.__init__(self, self.factors)
@@ -161,23 +160,16 @@ class MatrixFactorization(Shown, Recommender):
         self.history_: list[Epoch] = []
 
     def _learn(
-        self,
-        users: Any,
-        items: Any,
-        ratings: Any,
-        epochs: int,
-        schedule: str,
-        validation: Any = None,
-        goes_on: bool = False,
+        self, given: tuple[Any, Any, Any], epochs: int, schedule: str, validation: Any = None, goes_on: bool = False
     ) -> MatrixFactorization:
         threads = thread_count(self.threads)
-        users, items, ratings = triples(users, items, ratings)
+        users, items, ratings = triples(*given)
         users, items = self._users.ids.as_known(users), self._items.ids.as_known(items)  # before anything is learnt
         numbers = self._numbers(users, ratings)
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
-        best = Best(self.early_stopping, lambda: (self._users.copy_of_table(), self._items.copy_of_table()))
+        best = Best(self.early_stopping, lambda: [side.copy_of_table() for side in (self._users, self._items)])
         checkpoint = self._checkpoint(numbers)
         if goes_on:
             self._go_on(checkpoint, falling, best)
