@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MARGIN = 1.05
-"""More threads are taken only if they are this much faster than one: a tie is not worth a second core."""
-WORTH_A_TRIAL_S = 0.3
-"""A fit that one thread finishes within this is not sped up by looking for something faster."""
+MARGIN = 1.05  # more threads are taken only if they are this much faster than one: a tie is not worth a second core
+WORTH_A_TRIAL_S = 0.3  # a fit that one thread finishes within this is not sped up by looking for something faster
 TRIAL_S = 0.02
 SMALL_MODEL_BYTES = 256 << 20
 """Up to this size copies for a trial are made in no time; a larger model is so sparse that threads hardly meet."""

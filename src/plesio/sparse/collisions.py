@@ -25,10 +25,8 @@ from plesio.sparse.chunks import chunk_bounds
 from plesio.sparse.intrinsics import fetch_add, inner, load, meet
 from plesio.sparse.threads import pool
 
-SEARCH_STEPS = 100_000_000
-"""The search for ρ ends after this many steps, about 0.3 s, with the largest overlap found."""
-CACHE_LINE = 8
-"""int64 numbers in one: threads' own counters are this far apart."""
+SEARCH_STEPS = 100_000_000  # the search for ρ ends after this many steps, about 0.3 s, with the largest overlap found
+CACHE_LINE = 8  # int64 numbers in one: threads' own counters are this far apart
 
 
 class Touched(NamedTuple):

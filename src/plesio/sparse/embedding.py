@@ -18,8 +18,7 @@ from plesio.sparse.settings import number, one_of, whole
 
 OPTIMIZERS = ("adagrad", "sgd")
 EPSILON = 1e-10
-SPREAD = 0.1
-"""Standard deviation of the rows at first."""
+SPREAD = 0.1  # standard deviation of the rows at first
 
 
 class SharedEmbedding(nn.Module):

@@ -46,8 +46,7 @@ class Epoch:
     score: float | None = None
 
 
-SLICE_S = 0.25
-"""About how long threads work between two looks at Ctrl-C and the progress bar."""
+SLICE_S = 0.25  # about how long threads work between two looks at Ctrl-C and the progress bar
 
 _move: ContextVar[Callable[[float], None] | None] = ContextVar("move", default=None)
 

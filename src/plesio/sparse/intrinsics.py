@@ -16,8 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _READ, _WRITE, _KEEP_IN_ALL_CACHES, _DATA = 0, 1, 3, 1
-_SPINS = 2000
-"""Looks, of some 10 ns, before a waiting thread lets others have its core."""
+_SPINS = 2000  # looks, of some 10 ns, before a waiting thread lets others have its core
 
 
 def inner(function: Any) -> Any:

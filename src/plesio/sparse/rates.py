@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from plesio.errors import ConfigurationError, unknown_name
 
 NAMES = ("adaptive", "constant", "decay", "invscaling", "linear", "optimal")
-SMALLEST_ADAPTIVE_LR = 1e-6
-"""Below this the adaptive rate has nothing left to give (scikit-learn stops there too)."""
+SMALLEST_ADAPTIVE_LR = 1e-6  # below this the adaptive rate has nothing left to give (scikit-learn stops there too)
 
 
 @dataclass(slots=True)

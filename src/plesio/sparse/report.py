@@ -16,11 +16,9 @@ from plesio.sparse.epochs import Epoch
 from plesio.sparse.machine import memory_bandwidth
 
 SPARSITY_NONZEROS = 5_000_000
-WATCHED_NONZEROS = 2_000_000
-"""Data with more is looked at in a sample: chunks of rows, drawn by the seed."""
+WATCHED_NONZEROS = 2_000_000  # data with more is looked at in a sample: chunks of rows, drawn by the seed
 
-BUSY = 0.75
-"""With less than this share of the cores asked for, threads did not really run at once."""
+BUSY = 0.75  # with less than this share of the cores asked for, threads did not really run at once
 
 APART = ("replica", "deterministic")
 """Models without conflicting writes: there is nothing to watch."""

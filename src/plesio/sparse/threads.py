@@ -96,8 +96,7 @@ def pool(count: int) -> Threads:
         return _pools[key]
 
 
-SHARE = 1 << 18
-"""With fewer numbers a thread, waking it takes longer than its share."""
+SHARE = 1 << 18  # with fewer numbers a thread, waking it takes longer than its share
 
 
 def shares(length: int, threads: int, numbers: int = 1) -> list[tuple[int, int]]:

@@ -26,8 +26,7 @@ AHEAD = 8
 """How many ratings ahead rows are asked for, whatever the model's size. Where it fits the second-level cache that costs nothing
 (MovieLens-100k with 8 to 128 factors: .93 to .99 of the time without, medians of twelve pairs; pairwise ranking 1.00 to 1.06);
 where only the last level holds it, sweeps take .75 of the time (ML-10M's shape, 64 factors)."""
-ATTEMPTS = 16
-"""Draws after which a user who likes nearly all items is skipped."""
+ATTEMPTS = 16  # draws after which a user who likes nearly all items is skipped
 NOBODY = np.uint32(0xFFFFFFFF)
 
 _ZERO, _ONE, _LINE, _MASK = np.uintp(0), np.uintp(1), np.uintp(LANES), np.uintp(AHEAD - 1)

@@ -24,11 +24,9 @@ from plesio.sparse.factorisation.kernels import Rivals
 
 STRIP_BYTES = 128 << 10
 """Users' rows in a strip: a quarter of a small second-level cache, for the items want room as well."""
-STRIPS_LEAST = 128
-"""So that threads end at about the same time, and that a strip's order matters little."""
+STRIPS_LEAST = 128  # so that threads end at about the same time, and that a strip's order matters little
 STRIPS_MOST = 65_535  # two bytes each
-BLOCKS = 16
-"""Blocks a side of the grid: for up to as many threads, and never depending on their number."""
+BLOCKS = 16  # blocks a side of the grid: for up to as many threads, and never depending on their number
 
 
 @dataclass(frozen=True)

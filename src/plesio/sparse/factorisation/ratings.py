@@ -11,11 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from plesio.errors import ConfigurationError
 from plesio.sparse.threads import by_shares, shares
 
-BLOCK = 1 << 15
-"""Ratings in one go: as float64 they fit a cache near the core."""
+BLOCK = 1 << 15  # ratings in one go: as float64 they fit a cache near the core
 LARGEST = 2**32 - 2
-SPARSE = 8
-"""Whole numbers are row numbers as they are, unless that wastes more than this many rows a rating."""
+SPARSE = 8  # whole numbers are row numbers as they are, unless that wastes more than this many rows a rating
 
 
 def triples(users: Any, items: Any, ratings: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32] | None]:

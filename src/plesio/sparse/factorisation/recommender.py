@@ -16,10 +16,8 @@ from plesio.sparse.factorisation.side import Side
 if TYPE_CHECKING:
     from torch import nn
 
-AT_ONCE = 1 << 16
-"""Pairs predicted in one go: their factors fit a cache."""
-USERS_JUDGED = 2000
-"""How many users' rankings `auc` looks at, at most."""
+AT_ONCE = 1 << 16  # pairs predicted in one go: their factors fit a cache
+USERS_JUDGED = 2000  # how many users' rankings `auc` looks at, at most
 
 
 class Recommender:

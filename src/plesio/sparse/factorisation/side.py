@@ -17,8 +17,7 @@ from plesio.sparse.factorisation.ratings import Ids
 from plesio.sparse.machine import numbers
 from plesio.sparse.threads import by_shares, shares
 
-SPREAD = 0.1
-"""Standard deviation of the factors at first."""
+SPREAD = 0.1  # standard deviation of the factors at first
 _UNIT = np.float32(SPREAD * math.sqrt(3) / 2**63)
 """The factor that turns 64 random bits into a number of that deviation, and mean 0."""
 

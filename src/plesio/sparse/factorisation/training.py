@@ -15,12 +15,10 @@ from plesio.sparse.factorisation.layout import Layout
 from plesio.sparse.rates import Rate
 from plesio.sparse.threads import pool
 
-LEAST_FALL = 1e-3
-"""A loss that falls by a smaller share than this in an epoch has stopped falling."""
+LEAST_FALL = 1e-3  # a loss that falls by a smaller share than this in an epoch has stopped falling
 WORTH_THREADS = 4e8
 """Numbers in the users' rows that a fit goes through. With fewer it takes a quarter of a second, and one thread."""
-RIVAL_COST = 4
-"""How much longer `bpr` takes for a row: it draws items, and looks up whether the user has them."""
+RIVAL_COST = 4  # how much longer `bpr` takes for a row: it draws items, and looks up whether the user has them
 
 
 @dataclass

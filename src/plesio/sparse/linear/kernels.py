@@ -34,8 +34,7 @@ The objective at its minimum is off by at most flat²/(2·alpha)·|x|² = 5e-5·
 AHEAD = np.uint64(2)
 """How many rows ahead weights are asked for, when they are prefetched."""
 
-HOT_SLOTS = 2048
-"""How many hot weights a thread can have copies of: 8 KiB, to be exchanged after each chunk."""
+HOT_SLOTS = 2048  # how many hot weights a thread can have copies of: 8 KiB, to be exchanged after each chunk
 _MERGED_AT_ONCE = np.uint64(2048)  # numbers: a few replicas of them fit the cache nearest to a core
 _SLOT = np.uint64(HOT_SLOTS - 1)
 _CARRIES, _HALF = np.uint64(2**32 - 1), np.uint64(32)

@@ -23,8 +23,7 @@ from plesio.sparse.linear.kernels import HOT_SLOTS, Data, Hot, Model, Plan, Rule
 from plesio.sparse.linear.plans import Learner
 from plesio.sparse.threads import pool
 
-FIXED_REPLICAS = 4
-"""How many replicas there are where their number must not depend on that of the threads."""
+FIXED_REPLICAS = 4  # how many replicas there are where their number must not depend on that of the threads
 _HOT_SAMPLE = 100_000  # non-zeros looked at to find the hot features
 _WORTH_MEETING = 20_000  # non-zeros: a group with fewer is done by one thread sooner than by several
 

@@ -22,13 +22,10 @@ from plesio.kernels.lanes import LANES, fill, load, store, total
 from plesio.sparse.compiled import compiled, inlined
 from plesio.sparse.intrinsics import prefetch
 
-PAIR = 2
-"""Output rows are processed two at a time, which fits the registers; of an odd number one comes twice."""
-REACH = 6
-"""The sigmoid's table covers scores from -6 to 6, as in word2vec.c; beyond it is 0 or 1."""
+PAIR = 2  # output rows are processed two at a time, which fits the registers; of an odd number one comes twice
+REACH = 6  # the sigmoid's table covers scores from -6 to 6, as in word2vec.c; beyond it is 0 or 1
 CELLS = 1000
-SAMPLED = 32
-"""The loss is computed for one step in this many."""
+SAMPLED = 32  # the loss is computed for one step in this many
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 _LOWEST, _HIGHEST, _CELLS_PER_UNIT = np.float32(-REACH), np.float32(REACH), np.float32(CELLS / (2 * REACH))
