@@ -132,7 +132,7 @@ class Referee:
         self.quota = {Each: lambda g: 1, Buffer: lambda g: g.k, Round: lambda g: g.first or math.inf}[
             type(strategy.gather)
         ](strategy.gather)
-        self.grace_s = strategy.grace_s or 0.0
+        self.grace_s = strategy.gather.grace_s or 0.0
         self.grace_until_s = math.inf  # of the round under way, once it has its quota
 
     def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:

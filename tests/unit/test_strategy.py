@@ -275,13 +275,13 @@ def test_an_answer_to_another_question_is_refused() -> None:
 BAD_NUMBERS = [
     (lambda: recipes.bounded_staleness(-1), "bounded_staleness(s=-1): s must be a whole number of at least 0"),
     (lambda: recipes.bounded_staleness(1.5), "bounded_staleness(s=1.5): s must be a whole number of at least 0"),
-    (lambda: recipes.buffered(0), "buffered(k=0): k must be a whole number of at least 1"),
-    (lambda: recipes.buffered(True), "buffered(k=True): k must be a whole number of at least 1"),
-    (lambda: recipes.rennala(0), "rennala(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.buffered(0), "Buffer(k=0): k must be a whole number of at least 1"),
+    (lambda: recipes.buffered(True), "Buffer(k=True): k must be a whole number of at least 1"),
+    (lambda: recipes.rennala(0), "Buffer(k=0): k must be a whole number of at least 1"),
     (lambda: recipes.first_of(0), "first_of(m=0): m must be a whole number of at least 1"),
     (lambda: recipes.quorum(0), "quorum(k=0): k must be a whole number of at least 1"),
-    (lambda: recipes.quorum(2, grace_s=0), "quorum(grace_s=0): grace_s must be a number above 0"),
-    (lambda: recipes.quorum(2, within=-1), "quorum(within=-1): within must be a whole number of at least 0"),
+    (lambda: recipes.quorum(2, grace_s=0), "Round(grace_s=0): grace_s must be a number above 0"),
+    (lambda: recipes.quorum(2, within=-1), "Fresh(within=-1): within must be a whole number of at least 0"),
     (
         lambda: Round(grace_s=0.5),
         "Round(grace_s=0.5): a round of all waits for everybody, and has no grace; give first, too",

@@ -86,8 +86,8 @@ class Sequencer:
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
         self._wanted = 1  # contributions that make the next fold
-        self._grace_s = strategy.grace_s
-        self._deadline_s = strategy.deadline_s
+        self._grace_s = strategy.gather.grace_s
+        self._deadline_s = strategy.gather.deadline_s
         self.grace_until_s = NEVER_S
         """When what has come is to be folded, whoever is missing."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers

@@ -174,16 +174,6 @@ class Strategy:
         return self.gather == answers.Round() and isinstance(self.every, (answers.Steps, answers.PostLocal))
 
     @property
-    def grace_s(self) -> float | None:
-        """How long a round that has its first contributions stays open for others."""
-        return self.gather.grace_s if isinstance(self.gather, answers.Round) else None
-
-    @property
-    def deadline_s(self) -> float | None:
-        """How long a buffer waits from the first contribution in it."""
-        return self.gather.deadline_s if isinstance(self.gather, answers.Buffer) else None
-
-    @property
     def in_memory(self) -> Strategy | None:
         """What computes the same in one host's shared memory, where an all-reduce may go through that."""
         return replace(self, via=answers.Server()) if self.via == answers.AllReduce() else None

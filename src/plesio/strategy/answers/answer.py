@@ -59,6 +59,9 @@ class Answer:
     paced: ClassVar[bool] = False
     by_client: ClassVar[bool] = False
     proximal: float = 0.0
+    grace_s: float | None = None
+    deadline_s: float | None = None
+    cancel_late: bool = False
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False
     of_user: ClassVar[bool] = False
@@ -77,6 +80,10 @@ class Answer:
         for field, hint in get_type_hints(type(self), include_extras=True).items():
             for allowed in getattr(hint, "__metadata__", ()):
                 allowed.check(type(self).__name__, field, getattr(self, field))
+
+    def grants(self, pace: float, fastest: float) -> int:
+        """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""
+        return 0
 
     def __str__(self) -> str:
         return self.words

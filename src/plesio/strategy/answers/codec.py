@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import Annotated, ClassVar, get_args
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Allowed, Answer
@@ -23,16 +23,14 @@ class Cast(Answer):
 class Int8(Answer):
     """8 bits a number, in blocks of 256 that share a scale."""
 
-    def __str__(self) -> str:
-        return "int8"
+    words: ClassVar[str] = "int8"
 
 
 @dataclass(frozen=True, slots=True)
 class Int4(Answer):
     """4 bits a number, in blocks of 256 that share a scale."""
 
-    def __str__(self) -> str:
-        return "4-bit"
+    words: ClassVar[str] = "4-bit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 class Freely(Answer):
     """A worker goes on as soon as its contribution was taken."""
 
-    cancel_late: ClassVar[bool] = False
     words: ClassVar[str] = "freely"
     unconditional: ClassVar[bool] = True
 
@@ -27,7 +26,6 @@ class Within(Answer):
     """A worker goes on while it is at most `clocks` ahead of the slowest live worker (stale synchronous parallel)."""
 
     clocks: Annotated[int, WHOLE]
-    cancel_late: ClassVar[bool] = False
 
     def may_go(self, clock: int, slowest: int) -> bool:
         return clock - slowest <= self.clocks

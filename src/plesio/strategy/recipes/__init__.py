@@ -13,17 +13,15 @@ from typing import Any
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import asynchronous, deltas, federated, local, synchronous
-from plesio.strategy.recipes import quorum as quorums
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
-from plesio.strategy.recipes.quorum import *
 from plesio.strategy.recipes.synchronous import *
 
 RECIPES: dict[str, Callable[..., Strategy]] = {
     name: getattr(family, name)
-    for family in (synchronous, quorums, asynchronous, local, deltas, federated)
+    for family in (synchronous, asynchronous, local, deltas, federated)
     for name in family.__all__
 }
 

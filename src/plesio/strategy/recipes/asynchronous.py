@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Correct, Weigh
-from plesio.strategy.answers.answer import COUNT, NUMBER, WHOLE
+from plesio.strategy.answers.answer import COUNT, WHOLE
 from plesio.strategy.recipes.naming import call, word
 
 __all__ = ["adadelay", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
@@ -143,7 +143,6 @@ def buffered(
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
-    COUNT.check("buffered", "k", k)
     gather = answers.Buffer(k)
     return _strategy(buffered, f"k={k}", correct=correct, weigh=weigh, lr_scale=lr_scale, gather=gather)
 
@@ -165,7 +164,6 @@ def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:
     >>> rennala(4).admit
     Fresh(within=0)
     """
-    COUNT.check("rennala", "k", k)
     admit, gather = answers.Fresh(within=0), answers.Buffer(k)
     return _strategy(rennala, f"k={k}", lr_scale=lr_scale, admit=admit, gather=gather)
 
@@ -214,6 +212,5 @@ def adadelay(c: float = 0.01, *, correct: str | Correct = "dana", lr_scale: str 
     >>> adadelay(0.1).answers()["weigh"]
     '1/(1+0.1 sqrt(version+staleness))'
     """
-    NUMBER.check("adadelay", "c", c)
     weigh = answers.AdaDelay(c)
     return _strategy(adadelay, correct=correct, weigh=weigh, lr_scale=lr_scale, settings={"c": c})

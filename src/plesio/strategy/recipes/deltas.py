@@ -12,6 +12,7 @@ from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Adaptive, Codec, Every, Outer, Steps, Weigh, codec_of
 from plesio.strategy.answers.answer import DECAY, NUMBER
 from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
 
@@ -104,16 +105,7 @@ def in_rounds(
     name: str, every: Every, outer: Outer, codec: str | Codec | None = None, weigh: Weigh = BY_SAMPLES
 ) -> Strategy:
     """Everybody's deltas make a version."""
-    return Strategy(
-        name=name,
-        every=every,
-        **packed(codec),
-        admit=answers.Fresh(within=0),
-        weigh=weigh,
-        gather=answers.Round(),
-        outer=outer,
-        release=answers.AfterFold(),
-    )
+    return rounds(name, every=every, **packed(codec), weigh=weigh, outer=outer)
 
 
 def packed(given: str | Codec | None) -> dict[str, Any]:

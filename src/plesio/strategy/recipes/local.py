@@ -8,6 +8,7 @@ from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes.deltas import in_rounds
 from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
 
@@ -70,16 +71,7 @@ def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
 
 def _averaged(name: str, every: Every, weigh: Weigh) -> Strategy:
     """Rounds of parameters."""
-    return Strategy(
-        name=name,
-        every=every,
-        send=answers.Parameters(),
-        admit=answers.Fresh(within=0),
-        weigh=weigh,
-        gather=answers.Round(),
-        outer=answers.Average(),
-        release=answers.AfterFold(),
-    )
+    return rounds(name, every=every, send=answers.Parameters(), weigh=weigh, outer=answers.Average())
 
 
 def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:

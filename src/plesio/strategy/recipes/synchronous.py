@@ -1,15 +1,18 @@
-"""Everybody keeps step: all-reduce, the synchronous parameter server, and backup workers."""
+"""Everybody keeps step: all-reduce, the synchronous parameter server, and rounds that do not wait for all."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, AllReduce, BySamples, Fresh, InWorker, Moves, Round, UserOptimizer
+from plesio.strategy.answers import AfterFold, AllReduce, BySamples, Fresh, InWorker, Polynomial, Round, UserOptimizer
 from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.recipes.naming import call
 
-__all__ = ["allreduce", "sync_sgd", "first_of"]  # noqa: RUF022 (in the order they are listed to users)
+__all__ = ["allreduce", "sync_sgd", "first_of", "quorum"]  # noqa: RUF022 (in the order they are listed to users)
+
+STEPS = UserOptimizer(lr_scale="full")
+"""The user's rate, whoever took part."""
 
 
 def allreduce(over: str | None = None) -> Strategy:
@@ -34,7 +37,7 @@ def allreduce(over: str | None = None) -> Strategy:
     >>> allreduce().name, allreduce("torch").name
     ('allreduce', 'allreduce(over=torch)')
     """
-    return _rounds(call(allreduce, over=over), outer=InWorker(), via=AllReduce(over))
+    return rounds(call(allreduce, over=over), outer=InWorker(), via=AllReduce(over))
 
 
 def sync_sgd() -> Strategy:
@@ -47,7 +50,7 @@ def sync_sgd() -> Strategy:
     >>> sync_sgd().answers()["gather"]
     'round of all'
     """
-    return _rounds("sync_sgd", weigh=BySamples())
+    return rounds("sync_sgd", weigh=BySamples(), outer=STEPS)
 
 
 def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
@@ -69,25 +72,41 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
     COUNT.check("first_of", "m", m)
-    return _rounds(call(first_of, str(m), cancel_late=cancel_late), m, cancel_late)
+    return rounds(call(first_of, str(m), cancel_late=cancel_late), m, cancel_late, outer=STEPS)
 
 
-STEPS = UserOptimizer(lr_scale="full")
+def quorum(k: int, grace_s: float | None = None, within: int = 8) -> Strategy:
+    """Rounds of the first `k`: late gradients are folded into the round they reach, discounted by their staleness.
 
+    Rule: w -= lr * sum_i s_i g_i / n over the n >= k gradients of the round, s_i = (1 + tau_i)^-1/2 with tau_i the versions
+    made since the one that g_i was computed at.
 
-def _rounds(
-    name: str,
-    first: int | None = None,
-    cancel_late: bool = False,
-    outer: Moves = STEPS,
-    **others: Any,
-) -> Strategy:
-    """Rounds of gradients: none counts in a later round, and the rate is the user's whoever took part."""
+    Args:
+        k: how many make a round; more than half of the workers is usual. At most the number of workers.
+        grace_s: for how many seconds after the k-th the round stays open; it ends before that when all have come.
+        within: how many versions late a gradient may be; its data is leased again if it is later.
+
+    Source: the quorum and the grace window of the decoupled merge, arXiv 2604.21428; the discount is that of Xie et al. 2019,
+    arXiv 1903.03934.
+
+    Raises:
+        StrategyError: `k` is no whole number of at least 1, `grace_s` no number above 0, or `within` no whole number.
+
+    >>> quorum(3).name, quorum(3, grace_s=0.05).name
+    ('quorum(3)', 'quorum(3, grace_s=0.05)')
+    """
+    COUNT.check("quorum", "k", k)
     return Strategy(
-        name=name,
-        admit=Fresh(within=0),
-        gather=Round(first),
-        outer=outer,
-        release=AfterFold(cancel_late),
-        **others,
+        name=call(quorum, str(k), grace_s=grace_s, within=within),
+        admit=Fresh(within),
+        weigh=Polynomial(0.5),
+        gather=Round(k, grace_s),
+        outer=STEPS,
+        release=AfterFold(),
     )
+
+
+def rounds(name: str, first: int | None = None, cancel_late: bool = False, **others: Any) -> Strategy:
+    """Contributions count in the round that they were made for, and in no later one."""
+    gather, release = Round(first), AfterFold(cancel_late)
+    return Strategy(name=name, admit=Fresh(within=0), gather=gather, release=release, **others)
