@@ -34,8 +34,6 @@ Batch = tuple[int, int]
 """(epoch, batch number)"""
 Piece = tuple[int, range]
 """(epoch, batch numbers)"""
-FEW = 64
-"""Up to this many are put in place one by one, however many wait; more (a dead worker's) are sorted in."""
 
 
 class LeasesState(msgspec.Struct, frozen=True):
@@ -258,11 +256,7 @@ class DataLeases:
 
     def give_back(self, batches: tuple[Batch, ...]) -> None:
         """These batches were not folded; they are leased again, the earliest first."""
-        pieces = [(epoch, range(batch, batch + 1)) for epoch, batch in batches]
-        if len(batches) > FEW:
-            self._returned = sorted((*self._returned, *pieces), key=_place)
-        else:
-            self._put_back(pieces)
+        self._put_back((epoch, range(batch, batch + 1)) for epoch, batch in batches)
 
     def _put_back(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:

@@ -25,9 +25,7 @@ Promises, asserted here and checked from outside by the tests:
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
 4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
-6. a worker is called off once, until it is heard to have dropped its work (or to have sent it before it knew): a worker
-   that does not look must not find a pile of messages when it does. If the version it goes on from is old by then, it is
-   called off again, for the newest.
+6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`).
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from typing import Self
 import msgspec
 
 from plesio.core import events
+from plesio.core.cancelling import call_off
 from plesio.core.events import Effect, Event, Pushed, Verdict
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
@@ -149,21 +148,18 @@ class Sequencer:
 
     def _of_others(self, event: Event) -> None:
         self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled)) else event.worker
-        if isinstance(event, events.LeaseWanted):
-            self._lease_wanted(event)
-        elif isinstance(event, events.Joined):
+        if isinstance(event, events.Joined):
             self._joined(event)
         elif isinstance(event, events.Left):
             finished = not event.died and event.worker < self.workers  # others were told to leave
             self._left(event.worker, event.incarnation, finished)
-        elif isinstance(event, events.Reported):
-            self._reported(event)
-        elif isinstance(event, events.Abandoned):
-            self._abandoned(event)
         elif isinstance(event, events.Scaled):
             self._scaled(event.workers)
-        else:
+        elif isinstance(event, events.Ticked):
             self._ticked()
+        elif (seat := self.members.seat(event.worker, event.incarnation)) is not None:
+            seat.heard_s = self._now_s
+            self._of_data(event, seat)
 
     # Membership
 
@@ -227,11 +223,16 @@ class Sequencer:
 
     # Data
 
-    def _lease_wanted(self, event: events.LeaseWanted) -> None:
-        seat = self.members.seat(event.worker, event.incarnation)
-        if seat is None:
-            return
-        seat.heard_s = self._now_s
+    def _of_data(self, event: Event, seat: Seat) -> None:
+        if isinstance(event, events.LeaseWanted):
+            self._lease(event)
+        elif isinstance(event, events.Reported):
+            self.version += event.versions
+            self.leases.folded(self.leases.consume(event.worker, event.batches))
+        elif isinstance(event, events.Abandoned):
+            self._dropped(seat, event.batches)
+
+    def _lease(self, event: events.LeaseWanted) -> None:
         self.leases.unused(event.worker, event.unused)
         epoch = self.leases.progress(event.worker)
         batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
@@ -247,19 +248,12 @@ class Sequencer:
             self._evict(seat)
         return bool(held)
 
-    def _abandoned(self, event: events.Abandoned) -> None:
-        seat = self.members.seat(event.worker, event.incarnation)
-        if seat is not None:
-            seat.heard_s = self._now_s
-            self.leases.give_back(self.leases.consume(event.worker, event.batches))
-            self._learned(seat)
-
-    def _reported(self, event: events.Reported) -> None:
-        seat = self.members.seat(event.worker, event.incarnation)
-        if seat is not None:
-            seat.heard_s = self._now_s
-            self.version += event.versions
-            self.leases.folded(self.leases.consume(event.worker, event.batches))
+    def _dropped(self, seat: Seat, batches: int) -> None:
+        """`seat` knows of its last cancellation, and others get the data. If its version is old again, cancel again."""
+        self.leases.give_back(self.leases.consume(seat.worker, batches))
+        if seat.called_off:
+            seat.called_off = False
+            self._effects += call_off((seat,), self.version)
 
     # Contributions
 
@@ -275,11 +269,13 @@ class Sequencer:
         assert seat.staleness >= 0, "nothing is computed from a version to come"
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
-            self._not_finite(event, seat, batches)
+            self.leases.skip(batches)
+            self._turn_down(event, seat, Verdict.NOT_FINITE)
         elif not event.steps and self._may_be_empty:
             self._empty(event, seat, batches)
         elif not (self._admit.unconditional or self._admit.admits(seat.staleness)):
-            self._stale(event, seat, batches)
+            self.leases.give_back(batches)
+            self._turn_down(event, seat, Verdict.STALE)
         else:
             self._take(event, seat, batches)
         self._settle()
@@ -290,17 +286,16 @@ class Sequencer:
         self._discard(event.worker, event.incarnation, event.number, verdict)
         if seat is not None and seat.arrived < event.number < seat.next_number:
             seat.arrived, seat.heard_s = event.number, self._now_s
-            self.leases.give_back(self.leases.consume(event.worker, event.batches))
-            self._learned(seat)
+            self._dropped(seat, event.batches)
 
-    def _not_finite(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
-        """It does not count, but it came: the round it is of does not wait for this worker any longer."""
-        seat.verdict = Verdict.NOT_FINITE
-        self.leases.skip(batches)
-        self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
+    def _turn_down(self, event: Pushed, seat: Seat, verdict: Verdict) -> None:
+        """It does not count. A round that it is of waits for its worker no longer. Of an earlier one, no fold will release its
+        worker: that starts again from the current version now."""
+        seat.verdict = verdict
+        self._discard(event.worker, event.incarnation, event.number, verdict, seat.staleness, event.samples)
         if self._after_fold and self._admit.admits(seat.staleness):
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
-        elif self._after_fold:  # of an earlier round: it does not count in this one
+        elif self._after_fold:
             self._grant(seat)
 
     def _empty(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
@@ -309,14 +304,6 @@ class Sequencer:
         self.leases.folded(batches)
         if self._after_fold:
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
-
-    def _stale(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
-        """It does not count; no fold will release its worker, so it starts again from the current version now."""
-        seat.verdict = Verdict.STALE
-        self.leases.give_back(batches)
-        self._discard(event.worker, event.incarnation, event.number, seat.verdict, seat.staleness, event.samples)
-        if self._after_fold:
-            self._grant(seat)
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
@@ -379,30 +366,7 @@ class Sequencer:
                 if seat is not None:
                     self._grant(seat)
         if self._cancels and counting:
-            self._cancel_late()
-
-    def _cancel_late(self) -> None:
-        """Cancel the work of all workers that compute from an older version, unless told already."""
-        for seat in self.members.seats.values():
-            if seat.waiting is None and seat.computing < self.version and not seat.called_off:
-                self._call_off(seat)
-
-    def _call_off(self, seat: Seat) -> None:
-        """Cancel what `seat` is computing; this answers its next contribution."""
-        number, staleness = seat.next_number, self.version - seat.computing
-        self._discard(seat.worker, seat.incarnation, number, Verdict.CANCELLED, staleness)
-        self._effects += (
-            events.Show(seat.worker, self.version, unasked=True),
-            events.Cancel(seat.worker, number, self.version),
-        )
-        seat.next_number, seat.computing, seat.called_off = number + 1, self.version, True
-
-    def _learned(self, seat: Seat) -> None:
-        """`seat` has learned of its last cancellation; if the version it goes on from is old by now, cancel again."""
-        if seat.called_off:
-            seat.called_off = False
-            if seat.computing < self.version:
-                self._call_off(seat)
+            self._effects += call_off(self.members.seats.values(), self.version)
 
     def _release_by_clock(self) -> None:
         """Release waiting workers by the release rule: all of them if the slowest clock moved, else only the sender."""
