@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from plesio.core.events import Fold, Member
 from plesio.strategy import Strategy
@@ -17,24 +18,20 @@ class Agreement:
 
     Attributes:
         came_late: a worker joined after training began, so that it may be at another optimizer than the others.
+        watches: whether folds are to be checked. As long as nobody steps a second optimizer, all take the same turns.
     """
 
-    def __init__(self, strategy: Strategy, seats: int, refuse: Callable[[None, str, str, str], None]) -> None:
+    def __init__(self, strategy: Strategy, refuse: Callable[[None, str, str, str], None]) -> None:
         self.came_late = False
         self._refuse = refuse
         self._gather = strategy.gather
-        self._turns = [deque[int](maxlen=TURNS) for _ in range(seats)]  # of which optimizers its last contributions are
+        self._turns = defaultdict[int, deque[int]](partial(deque, maxlen=TURNS))
         self._by_turns = strategy.gather.in_rounds and not strategy.send.stepped
-        self._by_samples = strategy.weigh.normalised and strategy.every.by_client
-
-    @classmethod
-    def of(cls, strategy: Strategy, seats: int, refuse: Callable[[None, str, str, str], None]) -> Agreement | None:
-        """None where each contribution is folded as it is."""
-        one = cls(strategy, seats, refuse)
-        return one if one._by_turns or one._by_samples else None
+        self._by_samples = self.watches = strategy.weigh.normalised and strategy.every.by_client
 
     def came(self, worker: int, optimizer: int) -> None:
-        """A contribution, by a step of that optimizer."""
+        """A contribution, by a step of that optimizer. Those of the first, before one of another, need not be told."""
+        self.watches = True
         self._turns[worker].append(optimizer)
 
     def check(self, fold: Fold, workers: int) -> None:
@@ -46,10 +43,11 @@ class Agreement:
 
     def _check_turns(self, members: Sequence[int], workers: int) -> None:
         """All are of the same optimizer. A worker that came late, or was called off, may be at another."""
-        if len({self._turns[worker][-1] for worker in members}) == 1:
+        turns = {worker: self._turns[worker] or (0,) for worker in members}
+        if len({own[-1] for own in turns.values()}) == 1:
             return
         self._by_turns = False
-        orders = (f"worker {worker}: {', '.join(str(1 + one) for one in self._turns[worker])}" for worker in members)
+        orders = (f"worker {worker}: {', '.join(str(1 + one) for one in own)}" for worker, own in turns.items())
         why = (
             f"the workers step their optimizers in different orders ({'; '.join(orders)}, counted as prepare was given them): a "
             "round would take the mean of one's gradient and another's zeros; step them in the same order on every worker"

@@ -103,10 +103,10 @@ class Checkpointer:
             self._due_s = now_s + self._keeping.every_s
         return due
 
-    def write(self, sequencer: Sequencer, memory: Memory, position: int, now_s: float) -> None:
-        """Write one, if there is anything new. `CheckpointError`: it cannot, for a reason that was not told yet."""
+    def write(self, sequencer: Sequencer, memory: Memory, position: int) -> str:
+        """Write one, if there is anything new; why it cannot, if that was not told yet."""
         if sequencer.version == self._kept:
-            return
+            return ""
         kept, done = memory.kept(), self.done(sequencer)
         manifest = Manifest(
             version=sequencer.version,
@@ -128,13 +128,12 @@ class Checkpointer:
         try:
             self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory))
         except CheckpointError as error:
-            reason = _reason(error)
-            if reason in self._failed:
-                return
-            self._failed.add(reason)
-            raise
+            told = _reason(error) in self._failed
+            self._failed.add(_reason(error))
+            return "" if told else str(error)
         self._kept = sequencer.version
         self._failed.clear()
+        return ""
 
     def restore(self, memory: Memory, order: Callable[[SequencerState], None]) -> bool:
         """Get ready to fold from the checkpoint to go on from, and give `order` the sequencer's state; False if there is none.
@@ -179,6 +178,14 @@ class Checkpointer:
         states = {worker: memory.held(worker, number) for worker, number in enumerate(numbers)}
         known = {worker: state for worker, state in states.items() if state}
         return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
+
+    def begins_anew(self) -> str:
+        """Which workers had trained before the run was resumed, and begin with a new optimizer; empty if none does."""
+        before = self.before if self._strategy.send.stepped else ()
+        lost = [str(worker) for worker, one in enumerate(before) if one.contributions and worker not in self.held_again]
+        if not lost:
+            return ""
+        return f"the checkpoint does not hold the state of the optimizer of worker {', '.join(lost)}, which begins anew"
 
     def go_on(self, memory: Memory, states: Mapping[int, bytes]) -> None:
         """The run is resumed here: new processes count their contributions from 1, and what had come is computed again. The

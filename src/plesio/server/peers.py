@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from plesio.core.events import Evict, Reported, Verdict
 from plesio.core.rounds import Call, RollCall
 from plesio.memory.blocks import Blocks
 from plesio.protocol.worker import CheckedOut, CheckIn, CheckOut, Regrouped, RollCalled, WorkDone
@@ -54,7 +55,24 @@ class Peers:
     def _work_done(self, worker: int, incarnation: int, work: WorkDone, now_s: float) -> None:
         self._departures.report(worker, work)
         versions = work.version - self._program.version if self._by_collective else sum(work.staleness.values())
-        self._program.reported(worker, incarnation, work, max(0, versions), now_s)
+        self._reported(worker, incarnation, work, max(0, versions), now_s)
+
+    def _reported(self, worker: int, incarnation: int, work: WorkDone, versions: int, now_s: float) -> None:
+        """Work was folded; it made so many `versions`."""
+        program, meter = self._program, self._program.meter
+        one = meter.workers[worker]
+        one.reported(one.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
+        one.folded += work.steps - (not work.finite)
+        one.staleness.update(work.staleness)
+        meter.missing_gradients += work.missing
+        meter.exchanges += work.steps
+        meter.answers += work.steps
+        if not work.finite:
+            meter.dropped(worker, Verdict.NOT_FINITE.words)
+            program.non_finite.discarded(worker, f"step {one.steps}")
+        if versions:
+            program.made_s = now_s
+        program.receive(Reported(worker, incarnation, versions, work.batches), now_s)
 
     def _checked_in(self, worker: int, incarnation: int, check_in: CheckIn, now_s: float) -> None:
         if not check_in.intact:
@@ -98,7 +116,7 @@ class Peers:
             line, now_s = self._lines[worker], time.monotonic()
             if work.steps:
                 versions = 0 if self._by_collective else work.steps
-                self._program.reported(worker, line.incarnation, work, versions, now_s)
+                self._reported(worker, line.incarnation, work, versions, now_s)
             if uncertain:
                 what = "died while it wrote into shared memory: batches possibly folded twice"
                 if self._by_collective:
@@ -116,7 +134,9 @@ class Peers:
         for worker, silent_s in [*self._roll.silent(now_s, self._silence_s), *silent]:
             self._departures.leave(worker, now_s)
             self.settle(concluded=True)
-            self._program.evict(worker, self._lines[worker].incarnation, silent_s, now_s)
+            incarnation = self._lines[worker].incarnation
+            self._program.actions[Evict](Evict(worker, incarnation, silent_s))
+            self._program.left(worker, incarnation, died=False, now_s=now_s)
 
     def _call(self, now_s: float) -> None:
         outcome = self._roll.outcome(now_s)

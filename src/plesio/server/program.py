@@ -28,7 +28,7 @@ answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import nan
 from typing import Any
@@ -38,7 +38,7 @@ from msgspec.structs import asdict, replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError, ConfigurationError
+from plesio.errors import ConfigurationError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import Standing
@@ -46,19 +46,9 @@ from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import (
-    Answer,
-    Beginning,
-    Contribution,
-    DroppedStep,
-    GoOn,
-    LeaseReply,
-    LeaseRequest,
-    Riding,
-    WorkDone,
-)  # fmt: skip
+from plesio.protocol.worker import Answer, Beginning, Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, Riding
 from plesio.server.agreement import Agreement
-from plesio.server.checkpointer import Checkpointer, Taken
+from plesio.server.checkpointer import Checkpointer, Keeping, Taken
 from plesio.server.checkpoints import Progress
 from plesio.server.figures import NOWHERE, Figures
 from plesio.server.interfaces import Replies
@@ -72,8 +62,6 @@ from plesio.transport.doorbell import Located
 
 WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
-
-
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
 """Where workers only take time."""
 
@@ -111,21 +99,21 @@ class Program:
         """Which workers answers reach."""
         self._strategy = strategy
         self._replies = replies
-        self._meter = meter
+        self.meter = meter
         self._recorder = recorder or Recorder()
-        self._checkpointer = checkpointer
-        self._counts = checkpointer if checkpointer is not None and checkpointer.counts else None
+        self._answers = checkpointer is not None
+        self._checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
         self._tell = tell
-        self._in_rounds = strategy.gather.in_rounds
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
-        self._agreement = Agreement.of(strategy, len(meter.workers), self.trouble)
+        self._agreement = Agreement(strategy, self.trouble)
         self._figures = Figures(strategy, meter)
-        self._non_finite = NonFinite(self.trouble, raise_on_nonfinite)
+        self.non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
         self._now_s = 0.0  # when what is dealt with now came
-        self._made_s = 0.0  # when the version that is current was made
+        self.made_s = 0.0
+        """When the version that is current was made."""
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
@@ -136,7 +124,7 @@ class Program:
             events.Share: self._move,
             events.Forget: self._move,
             events.Show: self._show,
-            events.WakeAt: self._wake_at,
+            events.WakeAt: lambda wake: replies.wake_at(wake.time_s),
             events.Discard: self._discard,
             events.Cancel: self._cancel,
             events.Leased: self._leased,
@@ -150,32 +138,20 @@ class Program:
         """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
         workers = self.sequencer.workers
         self.memory = self._recorder.memory = memory
-        resumed = self._checkpointer is not None and self._checkpointer.restore(memory, self.go_back)
+        resumed = self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.begin(self.version)
         self.begun, self._begun_at = True, self.version
         if resumed:
-            held = self._checkpointer.held_again if self._checkpointer is not None else ()
-            self._recorder.keep(JournalWriter.resumed, self.version, held, now_s)
-            self._tell_what_is_lost(held)
+            self._recorder.keep(JournalWriter.resumed, self.version, self._checkpointer.held_again, now_s)
+            if anew := self._checkpointer.begins_anew():
+                self.trouble(None, anew)
         if self.sequencer.workers != workers:  # the checkpoint is of another number
             self.receive(events.Scaled(workers), now_s)
-        if self._checkpointer is not None:
-            self.before = self._checkpointer.taken
+        self.before = self._checkpointer.taken
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
-
-    def _tell_what_is_lost(self, held: Sequence[int]) -> None:
-        """Workers that had trained before the run was resumed, and whose own state did not come back, begin it anew."""
-        assert self._checkpointer is not None, "it was restored from there"
-        before = self._checkpointer.before if self._strategy.send.stepped else ()
-        lost = [str(worker) for worker, one in enumerate(before) if one.contributions and worker not in held]
-        if lost:
-            self.trouble(
-                None,
-                f"the checkpoint does not hold the state of the optimizer of worker {', '.join(lost)}, which begins anew",
-            )
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
@@ -205,9 +181,9 @@ class Program:
         if self.begun:
             self.receive(events.Ticked(), now_s)
         self._recorder.keep(JournalWriter.flush)
-        if not self.begun or self.stopping:  # who hears of the stop leaves a fold early
-            return
-        if self._checkpointer is not None and self._checkpointer.due(now_s):
+        if (
+            self.begun and not self.stopping and self._checkpointer.due(now_s)
+        ):  # who hears of the stop leaves a fold early
             self.keep(now_s)
 
     def stop(self, now_s: float) -> None:
@@ -224,23 +200,21 @@ class Program:
 
     def keep(self, now_s: float) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
-        if self._checkpointer is not None and self._checkpointer.writes and self.begun:
-            self.when_whole(partial(self._keep, self._checkpointer, now_s), held=True)
+        if self._checkpointer.writes and self.begun:
+            self.when_whole(partial(self._keep, now_s), held=True)
 
-    def _keep(self, checkpointer: Checkpointer, now_s: float) -> None:
+    def _keep(self, now_s: float) -> None:
         if not self.is_finite():
             return
         self._tell(Writing(True))
         self._recorder.keep(JournalWriter.flush, durable=True)
-        try:
-            checkpointer.write(self.sequencer, self.memory, self._recorder.position, now_s)
-        except CheckpointError as error:
-            self.trouble(None, str(error))
+        if why_not := self._checkpointer.write(self.sequencer, self.memory, self._recorder.position):
+            self.trouble(None, why_not)
         self._tell(Writing(False))
 
     def is_finite(self) -> bool:
         """Whether the parameters of this version may be kept; the first time they may not, that is told."""
-        return self._non_finite.allows(self.memory.not_finite(), self.version)
+        return self.non_finite.allows(self.memory.not_finite(), self.version)
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
@@ -252,7 +226,7 @@ class Program:
 
     def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None, lost: str = "") -> Final:
         """All the run cost; the weights of `model` are at `lies`, unless they are `lost`."""
-        counted = self._checkpointer is not None and bool(self._checkpointer.riders.answer)
+        counted = bool(self._checkpointer.riders.answer)
         return self._figures.final(self.sequencer, self.memory, now_s, counted, lies, model, lost)
 
     def close(self, now_s: float) -> None:
@@ -274,30 +248,29 @@ class Program:
     def standing(self, now_s: float) -> tuple[float, int, int]:
         """The time since training began, the version, and the samples so far. After the stop time stands still, but for a version
         that is made from steps that were under way then."""
-        time_s = max(self._figures.ended_s or now_s, self._made_s) - self._meter.zero_s
-        return time_s, self.version, self.before.samples + self._meter.samples
+        time_s = max(self._figures.ended_s or now_s, self.made_s) - self.meter.zero_s
+        return time_s, self.version, self.before.samples + self.meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
         """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""
-        time_s = self._replies.now_s() - self._meter.zero_s if self._meter.begun else 0.0
+        time_s = self._replies.now_s() - self.meter.zero_s if self.meter.begun else 0.0
         self._tell(Trouble(Incident(time_s, worker, cut(what)), fatal, kind, died))
 
     # What a worker says
 
     def returned(self, worker: int) -> None:
         """Somebody has taken a dead worker's seat."""
-        self._meter.workers[worker].left = ""
+        self.meter.workers[worker].left = ""
         self.trouble(worker, f"worker {worker} is back")
 
     def joined(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None = None) -> None:
-        if worker in self._seen and self._checkpointer is not None:
+        if worker in self._seen:
             self._checkpointer.again(worker)
             self._forget(worker, True)
-        if self._agreement is not None and self.version > 0:
-            self._agreement.came_late = True
+        self._agreement.came_late = self._agreement.came_late or self.version > 0
         self._seen.add(worker)
         self.listening[worker] = True
-        self._meter.workers[worker].came = True
+        self.meter.workers[worker].came = True
         self._joining[worker] = incarnation
         if self.version == self._begun_at:
             self._join(worker, incarnation, now_s, at)
@@ -318,29 +291,28 @@ class Program:
         memory = self.memory
         if self._in_workers and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
             memory.came(worker, made.number, self.version)
-        meter = self._meter.workers[worker]
+        meter = self.meter.workers[worker]
         if ready_s is None:
             ready_s = meter.granted_s + made.worked_s
         if self._paces is not None:
             self._paces.took(worker, made.steps, ready_s - meter.granted_s)
         meter.pushed(ready_s, made.steps, made.samples, made.number)
-        if self._counts is not None:
-            self._counts.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
+        if self._checkpointer.counts:
+            self._checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
         if made.riders:
             self._told(worker, made.riders)
         memory.told(worker, made)
-        if self._agreement is not None:
+        if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         meter.held_since_s = self._replies.now_s()
-        self._meter.served_s += meter.held_since_s - now_s
-        self._meter.missing_gradients += made.missing
-        self._meter.exchanges += 1
+        self.meter.served_s += meter.held_since_s - now_s
+        self.meter.missing_gradients += made.missing
+        self.meter.exchanges += 1
         if not made.finite:
-            self._non_finite.discarded(worker, f"contribution {made.number}")
+            self.non_finite.discarded(worker, f"contribution {made.number}")
 
     def _told(self, worker: int, riding: Riding) -> None:
-        assert self._checkpointer is not None, "wherever workers are answered there is one"
         try:
             self._checkpointer.riders.told(worker, riding)
         except ConfigurationError as error:
@@ -348,32 +320,16 @@ class Program:
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         if step.reason:
-            self._meter.dropped(worker, cut(step.reason))
-        self._meter.workers[worker].heard(step.worked_s)
+            self.meter.dropped(worker, cut(step.reason))
+        self.meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
-
-    def reported(self, worker: int, incarnation: int, work: WorkDone, versions: int, now_s: float) -> None:
-        """Work was folded elsewhere; it made so many `versions`."""
-        meter = self._meter.workers[worker]
-        meter.reported(meter.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
-        meter.folded += work.steps - (not work.finite)
-        meter.staleness.update(work.staleness)
-        self._meter.missing_gradients += work.missing
-        self._meter.exchanges += work.steps
-        self._meter.answers += work.steps
-        if not work.finite:
-            self._meter.dropped(worker, Verdict.NOT_FINITE.words)
-            self._non_finite.discarded(worker, f"step {meter.steps}")
-        if versions:
-            self._made_s = now_s
-        self.receive(events.Reported(worker, incarnation, versions, work.batches), now_s)
 
     def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
         way, which would be a smaller one else."""
         most = asked.most
         if self._figures.ended_s is not None:
-            if not self._in_rounds or now_s - self._figures.ended_s > WHOLE_ROUND_S:
+            if not self._strategy.gather.in_rounds or now_s - self._figures.ended_s > WHOLE_ROUND_S:
                 self._replies.leased(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)
@@ -389,9 +345,9 @@ class Program:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
         self._joining.pop(worker, None)
-        self._meter.workers[worker].left = "died" if died else TOLD if told else "finished"
+        self.meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
-            alone = all(one.left for one in self._meter.seated)
+            alone = all(one.left for one in self.meter.seated)
             others = "" if alone else "; the others go on, its data goes to them"
             if self._strategy.send.stepped:
                 others += "; the state of its optimizer is lost"
@@ -414,11 +370,6 @@ class Program:
         if self._paces is not None:
             self._paces.forget(worker)
 
-    def evict(self, worker: int, incarnation: int, silent_s: float, now_s: float) -> None:
-        """A worker was silent for too long where workers fold without the server."""
-        self._evict(events.Evict(worker, incarnation, silent_s))
-        self.left(worker, incarnation, died=False, now_s=now_s)
-
     # What the sequencer says
 
     def receive(self, event: Event, now_s: float, loss: float = nan) -> bool:
@@ -438,12 +389,9 @@ class Program:
         if self.listening[show.worker]:
             self.memory.do(show)
 
-    def _wake_at(self, wake: events.WakeAt) -> None:
-        self._replies.wake_at(wake.time_s)
-
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
         """What a worker that is to go on is told."""
-        if self._checkpointer is None:
+        if not self._answers:
             return NO_ANSWER
         worker, version, stop, riders = effect.worker, effect.version, self.stopping, self._checkpointer.riders
         if isinstance(effect, events.Cancel):
@@ -462,13 +410,13 @@ class Program:
         if self._paces is not None:
             grant = replace(grant, steps=self._paces.allowed(worker))
         has_it_s = self._replies.granted(grant, self._answer(grant))
-        meter = self._meter.workers[worker]
+        meter = self.meter.workers[worker]
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
             return
-        if self._counts is not None:
-            self._counts.answered(worker, number)
-        self._meter.answers += 1
+        if self._checkpointer.counts:
+            self._checkpointer.answered(worker, number)
+        self.meter.answers += 1
         meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
 
     def _cancel(self, cancel: events.Cancel) -> None:
@@ -476,17 +424,17 @@ class Program:
         if not self.listening[worker]:
             return
         heard_s = self._replies.called_off(cancel, self._answer(cancel))
-        if self._counts is not None:
-            self._counts.answered(worker, cancel.number)
-        self._meter.answers += 1
+        if self._checkpointer.counts:
+            self._checkpointer.answered(worker, cancel.number)
+        self.meter.answers += 1
         if heard_s is not None:
-            self._meter.workers[worker].cancelled(heard_s, cancel.number)
+            self.meter.workers[worker].cancelled(heard_s, cancel.number)
 
     def _fold(self, fold: events.Fold) -> None:
-        self._made_s = self._now_s
+        self.made_s = self._now_s
         for member in fold.members:
-            self._meter.folded(member.worker, member.staleness)
-        if self._agreement is not None:
+            self.meter.folded(member.worker, member.staleness)
+        if self._agreement.watches:
             self._agreement.check(fold, self.sequencer.workers)
         try:
             self.memory.do(fold)
@@ -497,7 +445,7 @@ class Program:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
             self._replies.repeated(discard)
         else:
-            self._meter.dropped(discard.worker, discard.verdict.words)
+            self.meter.dropped(discard.worker, discard.verdict.words)
 
     def _leased(self, leased: events.Leased) -> None:
         if self.listening[leased.worker]:
@@ -509,7 +457,7 @@ class Program:
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         self._forget(worker, True)
         self.listening[worker] = False
-        self._meter.workers[worker].left = "evicted"
+        self.meter.workers[worker].left = "evicted"
         self._replies.evicted(evict)
 
 
