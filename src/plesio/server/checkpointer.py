@@ -128,8 +128,9 @@ class Checkpointer:
         try:
             self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory))
         except CheckpointError as error:
-            told = _reason(error) in self._failed
-            self._failed.add(_reason(error))
+            reason = re.sub(r"\d+", "", str(error))  # each version has a file of its own
+            told = reason in self._failed
+            self._failed.add(reason)
             return "" if told else str(error)
         self._kept = sequencer.version
         self._failed.clear()
@@ -198,12 +199,3 @@ class Checkpointer:
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
         self.riders.restore(self.riders.kept())
-
-
-def _reason(error: CheckpointError) -> str:
-    """Why a checkpoint could not be written, without names of files, which are others each time."""
-    cause = error.__cause__
-    if isinstance(cause, OSError):
-        return str(cause.errno)
-    number = re.search(r"os error (\d+)", str(cause))  # as safetensors words it
-    return number[1] if number else type(cause or error).__name__

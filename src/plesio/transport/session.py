@@ -46,18 +46,14 @@ class Session:
         self.heard_s = self.told_s = time.monotonic()
         """When the other side was last heard, and last told something."""
         self.lock = threading.RLock()
-        self._wire = wire
+        self.connection = wire
+        """The connection of the moment."""
         self._kept: deque[Kept] = deque()
         self._owed = False  # a payload, which is still to be read
 
     def fileno(self) -> int:
         """The descriptor, for polling; -1 without a connection."""
-        return self._wire.fileno() if self._wire else -1
-
-    @property
-    def connection(self) -> Wire | None:
-        """The connection of the moment."""
-        return self._wire
+        return self.connection.fileno() if self.connection else -1
 
     @property
     def hung_up(self) -> bool:
@@ -82,7 +78,7 @@ class Session:
     def has_input(self) -> bool:
         """Whether bytes have come that `poll` does not see."""
         with self.lock:
-            return self._wire is not None and self._wire.has_input
+            return self.connection is not None and self.connection.has_input
 
     def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
         """Send one frame. Where that fails, a counted frame is kept all the same, and `resume` sends it.
@@ -178,7 +174,7 @@ class Session:
         with self.lock:
             self.close()
             self._forget(wire, their_received)
-            self._wire, self._owed = wire, False
+            self.connection, self._owed = wire, False
             self.heard_s = time.monotonic()
             for number, kept in enumerate(list(self._kept), self.sent - len(self._kept) + 1):
                 self._put(*kept, number)
@@ -192,16 +188,16 @@ class Session:
             self._kept.popleft()
 
     def _connection(self) -> Wire:
-        if self._wire is None:
+        if self.connection is None:
             raise ConnectionLostError(f"there is no connection to {self.peer}")
-        return self._wire
+        return self.connection
 
     def close(self) -> None:
         """Hang up. The session can go on over another connection."""
         with self.lock:
-            if self._wire is not None:
-                self._wire.close()
-                self._wire = None
+            if self.connection is not None:
+                self.connection.close()
+                self.connection = None
 
 
 class Pulse:

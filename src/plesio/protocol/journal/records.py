@@ -36,7 +36,6 @@ from plesio.core.events import (
     Abandoned,
     Discard,
     Evict,
-    Fold,
     Joined,
     LeaseWanted,
     Left,
@@ -212,18 +211,9 @@ def body_of(kind: int, fields: object) -> bytes:
     return kind.to_bytes() + _packed(fields)
 
 
-def encode_head(head: JournalHead) -> bytes:
-    return body_of(HEAD, head)
-
-
 def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) -> bytes:
     """The body for an event; `loss` is told with Pushed alone."""
     return body_of(TIMED[type(event)], (time_s, loss, *astuple(event)))
-
-
-def encode_fold(fold: Fold, checksum: int) -> bytes:
-    members = [(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
-    return body_of(FOLD, (fold.version, checksum, fold.scale, fold.held, members))
 
 
 def decode(body: bytes) -> Record:

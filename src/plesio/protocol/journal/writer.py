@@ -65,7 +65,7 @@ class JournalWriter:
     def __init__(self, file: int | str | Path, head: JournalHead) -> None:
         self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
         self._unwritten += MAGIC
-        self._append(records.encode_head(head))
+        self._append(records.body_of(records.HEAD, head))
         self.flush()
 
     @classmethod
@@ -117,7 +117,9 @@ class JournalWriter:
 
     def fold(self, fold: Fold, checksum: int) -> None:
         """A fold was done; `checksum`: xxh3-64 of (a part of) the new version."""
-        self._append(records.encode_fold(fold, checksum))
+        members = [(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
+        fields = fold.version, checksum, fold.scale, fold.held, members
+        self._append(records.body_of(records.FOLD, fields))
 
     def discard(self, discard: Discard) -> None:
         self._append(records.body_of(records.DISCARD, astuple(discard)))

@@ -7,13 +7,12 @@ Learning rates carry over: a fold of k of N workers' contributions moves by k/N 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Correct, Weigh
 from plesio.strategy.answers.answer import COUNT, WHOLE
-from plesio.strategy.recipes.naming import call, word
+from plesio.strategy.recipes.naming import call, known_as, word
 
 __all__ = ["adadelay", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
 
@@ -31,7 +30,6 @@ WEIGHTS: dict[str, Weigh] = {
     "delay_adaptive": answers.DelayAdaptive(),
     "adadelay": answers.AdaDelay(),
 }
-T = TypeVar("T")
 
 
 def _strategy(
@@ -56,15 +54,6 @@ def _strategy(
         adopt=answers.LookAhead() if looks_ahead else answers.Replace(),
         **others,
     )
-
-
-def known_as(what: str, given: str | T, known: Mapping[str, T]) -> T:
-    """The answer of that name, or the one that is given."""
-    if not isinstance(given, str):
-        return given
-    if given not in known:
-        raise StrategyError(unknown_name(what, given, known))
-    return known[given]
 
 
 def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:

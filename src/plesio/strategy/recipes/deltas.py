@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Adaptive, Codec, Every, Outer, Steps, Weigh, codec_of
 from plesio.strategy.answers.answer import DECAY, NUMBER
-from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.naming import call, known_as
 from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
@@ -88,11 +87,10 @@ def async_local_sgd(
     >>> async_local_sgd(h=20).name, async_local_sgd(adaptive=True).answers()["every"]
     ('async_local_sgd(h=20)', 'every 50 steps, the slow sooner')
     """
-    if correct not in CORRECTIONS:
-        raise StrategyError(unknown_name("correction", correct, CORRECTIONS))
+    outer = known_as("correction", str(correct), CORRECTIONS)
     every: Every = Adaptive(h) if adaptive else Steps(h)
     name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive, codec=codec)
-    return Strategy(name=name, every=every, outer=CORRECTIONS[correct], **packed(codec))
+    return Strategy(name=name, every=every, outer=outer, **packed(codec))
 
 
 CORRECTIONS = {

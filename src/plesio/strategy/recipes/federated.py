@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from plesio.errors import StrategyError, unknown_name
+from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
-from plesio.strategy.recipes.asynchronous import WEIGHTS, known_as
+from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import in_rounds, packed
-from plesio.strategy.recipes.naming import call, word
+from plesio.strategy.recipes.naming import call, known_as, word
 
 __all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
@@ -101,10 +101,9 @@ def fedopt(
     >>> fedopt("yogi").name, str(fedopt().outer)
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
-    if optimizer not in OPTIMIZERS:
-        raise StrategyError(unknown_name("optimizer of fedopt", str(optimizer), OPTIMIZERS))
+    outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
     name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy)
-    return _rounds(name, Clients(), OPTIMIZERS[optimizer](lr), codec, privacy)
+    return _rounds(name, Clients(), outer, codec, privacy)
 
 
 def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None) -> Strategy:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from plesio.errors import StrategyError, unknown_name
+from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes.deltas import in_rounds
-from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.naming import call, known_as
 from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
@@ -41,12 +41,11 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: s
             f"local_sgd(every={every!r}): whole steps, such as every=16, or every=ps.Seconds({every!r})"
         )
     every = Steps(every) if isinstance(every, int) else every
-    if weigh not in WEIGHTS:
-        raise StrategyError(unknown_name("weight", weigh, WEIGHTS))
+    weight = known_as("weight", str(weigh), WEIGHTS)
     name = call(local_sgd, str(every), weigh=weigh, codec=codec)
     if codec is not None:
-        return in_rounds(name, every, Outer("SGD", lr=1.0), codec, WEIGHTS[weigh])
-    return _averaged(name, every, WEIGHTS[weigh])
+        return in_rounds(name, every, Outer("SGD", lr=1.0), codec, weight)
+    return _averaged(name, every, weight)
 
 
 def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:

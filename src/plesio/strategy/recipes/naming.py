@@ -1,11 +1,15 @@
-"""What a recipe's strategy is called in tables: the call that makes it, without what is as by default."""
+"""Names: of a strategy in tables (the call that makes it, without what is as by default), and of answers in that call."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from plesio.errors import StrategyError, unknown_name
+
+T = TypeVar("T")
 
 
 def call(recipe: Callable[..., Any], *always: str, **settings: object) -> str:
@@ -37,3 +41,12 @@ def word(rule: object, known: Mapping[str, object]) -> str:
     values = [(one.name, one.default, getattr(rule, one.name)) for one in fields(rule)]
     odd = ", ".join(f"{name}={value!r}" for name, default, value in values if value != default)
     return f"{type(rule).__name__}({odd})"
+
+
+def known_as(what: str, given: str | T, known: Mapping[str, T]) -> T:
+    """The answer of that name, or the one that is given."""
+    if not isinstance(given, str):
+        return given
+    if given not in known:
+        raise StrategyError(unknown_name(what, given, known))
+    return known[given]
