@@ -452,19 +452,6 @@ def test_an_existing_journal_is_not_overwritten(tmp_path: Path) -> None:
 # Going on
 
 
-def test_resume_continues_from_a_position(tmp_path: Path) -> None:
-    path = small(tmp_path / "journal.bin")
-    content, at = path.read_bytes(), ends(path)[6]
-    before = list(read_journal(path))[:7]
-    writer = JournalWriter.resume(path, at)
-    assert writer.position == at
-    writer.note("resumed", 200.0)
-    writer.close()
-    assert path.read_bytes()[:at] == content[:at]
-    assert repr(list(read_journal(path))) == repr([*before, Noted(200.0, None, "resumed")])
-    assert read_journal(path).missing is None
-
-
 def test_resume_continues_after_the_last_whole_record(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     before = list(read_journal(path))[:-1]
@@ -472,14 +459,6 @@ def test_resume_continues_after_the_last_whole_record(tmp_path: Path) -> None:
     JournalWriter.resume(path).end(9, "ab", 300.0)
     assert repr(list(read_journal(path))) == repr([*before, Ended(300.0, 9, "ab")])
     assert read_journal(path).complete
-
-
-def test_resume_within_a_record_is_refused(tmp_path: Path) -> None:
-    path = small(tmp_path / "journal.bin")
-    content = path.read_bytes()
-    with pytest.raises(JournalError, match="no whole record ends at byte"):
-        JournalWriter.resume(path, ends(path)[3] + 1)
-    assert path.read_bytes() == content
 
 
 # Enough to replay

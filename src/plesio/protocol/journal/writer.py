@@ -69,14 +69,10 @@ class JournalWriter:
         self.flush()
 
     @classmethod
-    def resume(cls, path: str | Path, position: int | None = None) -> JournalWriter:
-        """Go on with the journal at `path` from `position`, or from after its last whole record; what lies beyond is cut off."""
+    def resume(cls, path: str | Path) -> JournalWriter:
+        """Go on with the journal at `path` from after its last whole record; what lies beyond is cut off."""
         journal = read_journal(path)
-        ends = (end for end, _ in journal.placed())
-        if position is None:
-            position = max(ends, default=journal.start)
-        elif position != journal.start and position not in ends:
-            raise JournalError(f"{journal.path}: no whole record ends at byte {position}; give a writer's position")
+        position = max((end for end, _ in journal.placed()), default=journal.start)
         writer = cls.__new__(cls)
         writer._open(journal.path, 0, position)
         os.ftruncate(writer._descriptor, position)
