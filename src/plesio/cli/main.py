@@ -23,19 +23,12 @@ from plesio.cli.serve import serve
 from plesio.cli.simulate import simulate
 from plesio.cli.strategies import strategies
 from plesio.cli.template import template
-from plesio.cli.typed import as_typed
 from plesio.cli.watch import watch
 from plesio.cli.whatif import whatif
 from plesio.launch.ctrl_c import ENDING, EndedBySignal, end_at_once, name_of
 from plesio.launch.local.forkserver import ForkServer
 
 FAILED, USAGE, BY_SIGNAL = 1, 2, 128
-NUMBERS = {
-    "int_parsing": "a whole number",
-    "float_parsing": "a number",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-}
 ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
@@ -119,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = command.main(typed, prog_name="plesio", standalone_mode=False, obj=typed)
     except errors.PlesioError as error:
-        _complain(as_typed(str(error)) if isinstance(error, ASKED_WRONGLY) else str(error))
+        _complain(str(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
     except Exception as error:
         if not hasattr(error, "format_message"):  # none of the command line parser's own
@@ -138,33 +131,13 @@ def _signal_of(error: BaseException | None) -> int | None:
 
 
 def _usage_error(error: Any) -> int:
-    """The parser's complaint in our words: one line, with what there is instead."""
-    message = error.format_message()
-    if hasattr(error.__cause__, "errors"):  # the parser has it from pydantic
-        wrong = error.__cause__.errors()[0]
-        wanted = NUMBERS.get(wrong["type"], "understood").format(**wrong.get("ctx", {}))
-        message = message.replace(wrong["msg"], f"{wrong['input']!r} is not {wanted}")
+    """Print the parser's complaint in one line, or the help that it answers with."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE
-    what, _, close = message.partition(" Did you mean ")
-    hint = f"; did you mean {close}" if close else ""
-    _complain(what[:1].lower() + what[1:].rstrip(".") + _instead(what, getattr(error, "ctx", None)) + hint)
+    _complain(message.rstrip(".") + (f"; see {context.command_path} --help" if context is not None else ""))
     return USAGE
-
-
-def _instead(message: str, context: Any) -> str:
-    """What would have been understood."""
-    if context is None:
-        return ""
-    if "No such command" in message:
-        return f"; known: {', '.join(sorted(context.command.commands))}"
-    if "No such option" in message:
-        known = (name for one in context.command.params for name in one.opts if name.startswith("--"))
-        takes = any(one.name == "arguments" for one in context.command.params)
-        behind = "; what is the script's own goes behind --" if takes else ""
-        return f"; known: {', '.join(sorted(known))}{behind}"
-    return f"; see {context.command_path} --help"
 
 
 def _complain(message: str) -> None:

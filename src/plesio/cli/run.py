@@ -66,12 +66,9 @@ def to_its_end(
             console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
         raise
     except ServerLostError as error:
-        if error.resume is None:
-            raise
-        console.print(how_to_go_on(context.obj, error.resume, config.strategy), markup=False, soft_wrap=True)
-        raise ServerLostError(
-            str(error).replace(f"resume={str(error.resume)!r}", f"--resume {error.resume}")
-        ) from error
+        if error.resume is not None:
+            console.print(how_to_go_on(context.obj, error.resume, config.strategy), markup=False, soft_wrap=True)
+        raise
     _show(console, done)
     return done
 

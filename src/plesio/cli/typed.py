@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plesio.cli.options import key_of, option_of, options_of
+from plesio.cli.options import key_of, options_of
 from plesio.cli.settings import strategy_of
 from plesio.cluster import Cluster
 from plesio.cluster.presets import PRESETS
@@ -21,26 +20,6 @@ from plesio.errors import ConfigurationError, unknown_name
 
 Typed = Mapping[str, Any]  # the values of a command's options, by name
 PROCESSES, SIMULATED_WORKERS = 4, 8  # where nothing says how many
-ALIKE = "|".join(SETTINGS.keys() - {"strategy", "engine", "faults", "pace", "checkpoint"})  # in Python as typed
-
-
-def as_typed(message: str) -> str:
-    """A refusal of an argument, told of the option that it was typed as."""
-    message = re.sub(r"^(\w+=-?\d+)\.0:", r"\1:", message)
-    message = re.sub(rf"^unknown ({ALIKE}) ", lambda found: f"unknown {option_of(found[1])} ", message)
-    return re.sub(rf"^({ALIKE})(?:=| (?=\w+=))", lambda found: f"{option_of(found[1])} ", message)
-
-
-@contextmanager
-def refused_as(words: str) -> Iterator[None]:
-    """A refusal in there is told of the `words` that were typed, not of the object that they became."""
-    try:
-        yield
-    except ConfigurationError as error:
-        if str(error).startswith(words):
-            raise
-        why = re.sub(r"^\w+ must be ", "", str(error).partition(": ")[2])
-        raise ConfigurationError(f"{words}: {why}") from error
 
 
 def config_of(typed: Typed) -> RunConfig:
@@ -102,35 +81,23 @@ def _fault(option: str, text: str, workers: int, example: str) -> Fault:
         value = float(number)
     except ValueError:
         raise ConfigurationError(f"{option} {text}: cannot be read; write it like {example}") from None
-    with refused_as(f"{option} {text}"):
-        if option == "--kill" and who == "server":
-            return Kill(after_s=value)
-        if not re.fullmatch(r"\d+", who) or int(who) >= workers:
-            raise ConfigurationError(
-                f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}"
-            )
-        return Kill(int(who), value) if option == "--kill" else Slow(int(who), value)
+    if option == "--kill" and who == "server":
+        return Kill(after_s=value)
+    if not re.fullmatch(r"\d+", who) or int(who) >= workers:
+        raise ConfigurationError(f"{option} {text}: there is no worker {who!r}; there are workers 0 to {workers - 1}")
+    return Kill(int(who), value) if option == "--kill" else Slow(int(who), value)
 
 
 def _pace(typed: Typed, workers: int) -> Pace | None:
     step_s, jitter = typed["pace"], typed["jitter"]
     if step_s is None and jitter:
         raise ConfigurationError(f"--jitter {jitter:g}: only paced steps vary; give --pace too, such as --pace 0.02")
-    if step_s is None:
-        return None
-    with refused_as(f"--pace {step_s:g}"):
-        Pace(step_s)
-    with refused_as(f"--jitter {jitter:g}"):
-        return Pace(step_s, jitter)
+    return None if step_s is None else Pace(step_s, jitter)
 
 
 def _until(typed: Typed, workers: int) -> Until:
     goals: dict[str, Any] = dict(_goal(text) for text in typed["until"] or ())
-    budget_s = typed["budget_s"]
-    if budget_s is None:
-        return Until(**goals)
-    with refused_as(f"--budget-s {budget_s:g}"):
-        return Until(seconds=budget_s, **goals)
+    return Until(seconds=typed["budget_s"], **goals)
 
 
 def _goal(text: str) -> tuple[str, float]:
@@ -140,21 +107,13 @@ def _goal(text: str) -> tuple[str, float]:
     try:
         value = float(number)
     except ValueError:
-        value = None
-    if value is None or not name.isidentifier():
-        raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95")
-    with refused_as(f"--until {text}"):
-        goal: dict[str, Any] = {name: value}
-        limit = Until(**goal).limits.get(name)
-    return name, value if limit is None else int(limit)
+        raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95") from None
+    return name, int(value) if value.is_integer() else value
 
 
 def _checkpoint(typed: Typed, workers: int) -> Checkpoint | None:
     every_s = typed["checkpoint_every_s"]
-    if every_s is None:
-        return None
-    with refused_as(f"--checkpoint-every-s {every_s:g}"):
-        return Checkpoint(every_s=every_s)
+    return None if every_s is None else Checkpoint(every_s=every_s)
 
 
 READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until, "checkpoint": _checkpoint}
@@ -163,21 +122,6 @@ READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until,
 
 def in_words(config: RunConfig, cluster: str | None = None) -> str:
     """The work in words; `cluster` is what was typed for it."""
-    parts = [f"{config.workers} worker{'s' if config.workers != 1 else ''}"]
-    if cluster is not None:
-        parts = [f"{parts[0]} simulated on {cluster}", "all times virtual"]
-    parts += [_fault_in_words(fault) for fault in config.faults]
-    if config.pace is not None:
-        jitter = f" (give or take {config.pace.jitter:.0%})" if config.pace.jitter else ""
-        parts.append(f"at least {config.pace.step_s * 1000:g} ms a step{jitter}")
-    parts += [f"until {name} {value:g}" for name, value in config.until.goals.items() if name != "seconds"]
-    if config.until.seconds is not None:
-        parts.append(f"at most {config.until.seconds:g} s")
-    return ", ".join(parts)
-
-
-def _fault_in_words(fault: Fault) -> str:
-    if isinstance(fault, Slow):
-        return f"worker {fault.worker} slowed down {fault.factor:g} times"
-    who = "the server" if fault.worker is None else f"worker {fault.worker}"
-    return f"{who} killed after {fault.after_s:g} s"
+    where = "" if cluster is None else f" simulated on {cluster}, all times virtual"
+    asked = [str(one) for one in (*config.faults, config.pace, config.until) if one not in (None, Until())]
+    return ", ".join([f"{config.workers} workers{where}", *asked])
