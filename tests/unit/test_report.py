@@ -325,27 +325,27 @@ def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary], part
         (
             [reaching("hogwild", 2.04), reaching("async_sgd", 2.0)],
             TARGET,
-            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.04 and 2.00 s.",
+            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.04, 2.00 s.",
         ),
         (  # seeds alone make as much
             [reaching("hogwild", 4.8), reaching("async_sgd", 2.0)],
             TARGET,
-            "hogwild and async_sgd tie: they reached accuracy 0.95 in 4.80 and 2.00 s.",
+            "hogwild, async_sgd tie: they reached accuracy 0.95 in 4.80, 2.00 s.",
         ),
         (
             [reaching("sync_sgd", 2.0), reaching("hogwild", None), reaching("async_sgd", 3.0)],
             TARGET,
-            "sync_sgd and async_sgd tie: they reached accuracy 0.95 in 2.00 and 3.00 s; hogwild did not reach it in 12.6 s.",
+            "sync_sgd, async_sgd tie: they reached accuracy 0.95 in 2.00, 3.00 s; hogwild did not reach it in 12.6 s.",
         ),
         (
             [reaching("sync_sgd", None), reaching("async_sgd", None)],
             TARGET,
-            "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with 0.9000 after 1.00 s.",
+            "No run reached accuracy 0.95 within 12.6 s; the best was sync_sgd with 0.9000 after 1.00 s.",
         ),
         (
             [bare("sync_sgd"), bare("async_sgd")],
             TARGET,
-            "No strategy reached accuracy 0.95 within 0 s: accuracy was never evaluated.",
+            "No run reached accuracy 0.95 within 0 s: no finite accuracy was evaluated.",
         ),
         (
             [reaching("async_sgd", 2.0)],
@@ -355,13 +355,13 @@ def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary], part
         (
             [reaching("async_sgd", None)],
             TARGET,
-            "async_sgd did not reach accuracy 0.95 within 12.6 s; its best was 0.9000 after 1.00 s.",
+            "No run reached accuracy 0.95 within 12.6 s; the best was async_sgd with 0.9000 after 1.00 s.",
         ),
         (
             [reaching("sync_sgd", 1.0, 20.0), reaching("async_sgd", 1.0, 4.0)],
             None,
-            "async_sgd made the most steps, 250 steps a second, 5.0 times the 50.0 of sync_sgd. This is speed, and ranks nothing "
-            "by quality: that takes --until accuracy=VALUE.",
+            "async_sgd made 250 steps a second, 5.0 times the 50.0 of sync_sgd. This is speed, and ranks nothing by quality: "
+            "that takes --until METRIC=VALUE.",
         ),
         ([], TARGET, "There is no run to report."),
     ],
@@ -395,21 +395,14 @@ def test_a_lower_loss_is_better_in_the_finding() -> None:
     assert finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.4)).startswith("b reached loss 0.4 in 1.00 s")
 
 
-@pytest.mark.parametrize(
-    ("goals", "ended", "expected"),
-    [
-        ({"accuracy": 0.95}, "30 seconds were up", "No strategy reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
-         "0.9000 after 1.00 s. Try more than --budget-s 30, or a lower target."),
-        ({"accuracy": 0.95}, "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
-        ({"accuracy": 0.95}, "worker 0 stopped the run: enough", "All were through with train(worker) by then: try more epochs"),
-        ({"steps": 2000, "samples": 5000}, "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
-        ({"steps": 2000}, "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
-    ],
-)  # fmt: skip
-def test_the_closing_line_without_a_reached_target(goals: dict[str, Any], ended: str, expected: str) -> None:
+@pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 2000, "samples": 5000}])
+def test_the_closing_line_without_a_reached_target(goals: dict[str, Any]) -> None:
     until = Until(**goals, seconds=30)
-    runs = [msgspec.structs.replace(reaching(name, None), ended=ended) for name in ("sync_sgd", "async_sgd")]
-    assert expected in closing(until, runs)
+    runs = [reaching(name, None) for name in ("sync_sgd", "async_sgd")]
+    expected = (
+        f"{finding(runs, until.target)} None got as far as {until}: give it more time or epochs, or ask for less."
+    )
+    assert closing(until, runs) == expected
 
 
 @pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 1000}, {}])
@@ -419,27 +412,9 @@ def test_the_closing_line_with_a_reached_target_is_the_finding(goals: dict[str, 
     assert closing(until, runs) == finding(runs, until.target)
 
 
-def test_the_closing_line_mentions_mostly_non_finite_contributions() -> None:
-    until = Until(accuracy=0.95, seconds=30)
-    spoiled = msgspec.structs.replace(
-        reaching("async_sgd", None), discarded={"not finite": 11}, ended="30 seconds were up"
-    )
-    assert closing(until, [spoiled]).endswith(
-        "Most contributions held a NaN or an infinity: try a lower learning rate."
-    )
-
-
 def test_equal_steps_are_not_called_more() -> None:
     words = finding([reaching("sync_sgd", 1.0, 10.0), reaching("async_sgd", 1.0, 9.9)], None)
-    assert words.startswith("sync_sgd and async_sgd tie: 100 and 101 steps a second. This is speed")
-
-
-def test_without_evaluations_the_finding_says_how_to_compare_by_quality() -> None:
-    words = finding([bare("sync_sgd"), bare("async_sgd")], None)
-    assert (
-        "ranks nothing by quality: that takes a function evaluate(model) in the script, and --until METRIC=VALUE"
-        in words
-    )
+    assert words.startswith("sync_sgd, async_sgd tie: they made 100, 101 steps a second. This is speed")
 
 
 def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
@@ -459,7 +434,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
                 times_to_target("hogwild", 2.1, 2.4, 2.6),
                 times_to_target("async_sgd", 2.0, 1.9, 2.2),
             ],
-            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.40 and 2.00 s (the median of 3 runs), 4.0 times sooner "
+            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.40, 2.00 s (the median of 3 runs), 4.0 times sooner "
             "than sync_sgd.",
         ),
         (
@@ -468,7 +443,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
         ),
         (  # apart, but by less than half the spread: two equal strategies are so in one comparison of ten
             [times_to_target("hogwild", 2.3, 2.4, 2.5), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
-            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.40 and 2.00 s (the median of 3 runs).",
+            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.40, 2.00 s (the median of 3 runs).",
         ),
         (
             [times_to_target("hogwild", 2.3, 2.4, 2.5, 2.5), times_to_target("async_sgd", 2.0, 1.9, 2.2, 2.0)],
@@ -480,7 +455,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
         ),
         (  # one of its runs was as fast
             [times_to_target("hogwild", 2.0, None, None), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
-            "hogwild and async_sgd tie: they reached accuracy 0.95 in more than 12.6 and 2.00 s (the median of 3 runs).",
+            "hogwild, async_sgd tie: they reached accuracy 0.95 in more than 12.6, 2.00 s (the median of 3 runs).",
         ),
     ],
 )
@@ -503,7 +478,7 @@ def test_the_best_ties_with_others_where_one_of_its_runs_missed_the_target() -> 
     runs = [times_to_target("async_sgd", 1.0, 1.1, None), times_to_target("hogwild", 1.15, 1.2, 1.2)]
     medians = [middle(several, TARGET) for several in runs]
     assert finding(medians, TARGET, runs).startswith(
-        "async_sgd and hogwild tie: they reached accuracy 0.95 in 1.10 and 1.20 s"
+        "async_sgd, hogwild tie: they reached accuracy 0.95 in 1.10, 1.20 s"
     )
 
 
@@ -518,7 +493,7 @@ def test_of_an_even_number_of_runs_the_upper_median_is_told() -> None:
 def test_a_run_that_missed_the_target_has_no_end_to_its_spread() -> None:
     runs = times_to_target("hogwild", 2.3, None, None)
     assert middle(runs, TARGET) in runs[1:]
-    assert "> 13 s (from 2.30)" in cells(middle(runs, TARGET), TARGET, "accuracy", times_of(runs, TARGET))[0]
+    assert "> 12.6 s (from 2.30)" in cells(middle(runs, TARGET), TARGET, "accuracy", times_of(runs, TARGET))[0]
 
 
 def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
@@ -541,11 +516,11 @@ def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -
     given = {"workers": (fast, slow), "steps": 2664, "wall_s": 4000.0, "timeline": spans}
     run = msgspec.structs.replace(bare("sync_sgd"), **given)
     of_a_run = run_table(run, None)
-    assert "0.67 steps/s (>99% of ideal) · waiting <1%" in " ".join(of_a_run.split())
-    assert re.search(r"0\.33 │ +<1% │", of_a_run)
-    assert re.search(r"0\.67 +>99% +<1% ", render(compare_table([run], None, None)))
-    assert ended(run, None) == "4000.00 s, 2,664 steps (0.67/s)"
-    assert "made 0.666 steps a second, >99% of the ideal; its workers waited <1% of the time." in finding([run], None)
+    assert "0.666 steps/s (>99% of ideal) · waiting <1%" in " ".join(of_a_run.split())
+    assert re.search(r"0\.33\d │ +<1% │", of_a_run)
+    assert re.search(r"0\.666 +>99% +<1% ", render(compare_table([run], None, None)))
+    assert ended(run, None) == "4000.00 s, 2,664 steps (0.666/s)"
+    assert "made 0.666 steps a second, at >99% of the ideal throughput." in finding([run], None)
     data = page(tmp_path, [run]).data
     assert data["table"]["rows"][0][2:4] == [">99%", "<1%"]
     assert data["lanes"]["groups"][0]["about"] == "waiting <1%"
@@ -563,7 +538,7 @@ def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
 def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:
     shown = page(tmp_path, runs[2:3])
     assert shown.data["table"]["best"] == [False]
-    assert "async_sgd: 37 batches of the epochs begun stayed unused: " in shown.data["incidents"]["lost"][0]
+    assert "async_sgd: batches of the epochs begun that stayed unused: 37 (" in shown.data["incidents"]["lost"][0]
     assert "died (signal 9)" in shown.text
 
 
@@ -613,9 +588,9 @@ def test_the_page_says_that_hogwild_snapshots_may_be_torn(tmp_path: Path, runs: 
     text = page(tmp_path, others).text
     assert "evaluated on consistent snapshots." in text
     assert torn not in text
-    assert f"evaluated on consistent snapshots; those of hogwild {torn}" in page(tmp_path, [*others, hogwild]).text
+    assert f"evaluated on snapshots; those of hogwild {torn}" in page(tmp_path, [*others, hogwild]).text
     text = page(tmp_path, [hogwild]).text
-    assert f"evaluated on snapshots that {torn}" in text
+    assert f"evaluated on snapshots; those of hogwild {torn}" in text
     assert "consistent" not in text
     text = page(tmp_path, [msgspec.structs.replace(hogwild, clock="virtual")]).text
     assert torn not in text, "what is simulated is never torn"
@@ -674,7 +649,7 @@ def test_non_finite_values_break_the_line_only(tmp_path: Path, runs: list[Summar
     assert line["y"] == [0.1, 0.5, None, 0.6, None]
     assert [value is None for value in loss["y"]] == [False, False, True, True]
     assert (line["end"], loss["end"]) == ("not finite", "not finite")
-    assert "inf" in shown.data["table"]["rows"][0]
+    assert "not finite" in shown.data["table"]["rows"][0]
 
 
 def test_everything_from_outside_is_escaped(tmp_path: Path, runs: list[Summary]) -> None:
@@ -807,10 +782,3 @@ def test_no_figure_of_a_comparison_is_cut_at_any_width(width: int) -> None:
     last = [line.split()[-1] for line in out.splitlines() if "%" in line]
     assert len(last) == 2
     assert {*last} <= whole
-
-
-def test_an_evaluation_that_is_not_of_the_end_is_told_with_its_time() -> None:
-    run = fabricate(KINDS[0])
-    assert " (at " not in run_table(run, None)
-    early = msgspec.structs.replace(run, history=run.history[:10])
-    assert f"(at {early.history[-1].time_s:.1f} s)" in run_table(early, None)

@@ -23,11 +23,10 @@ from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.setting import Option
 from plesio.config.until import MetricMissingError, Until
-from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
+from plesio.observe.comparison import metric_of
 from plesio.observe.finding import finding
-from plesio.observe.folders import make_folder
 from plesio.observe.repeats import middle, notes
 from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
@@ -130,7 +129,7 @@ def _writable(*paths: Path | None) -> None:
         if path is None:
             continue
         try:
-            make_folder(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
             known = path.exists()
             path.open("a").close()
             if not known:
@@ -179,7 +178,8 @@ def _show(console: Console, found: Comparison) -> bool:
     for summary in summaries:
         if summary.spoilt:
             console.print(Text(f"{summary.strategy}: {summary.spoilt}", style="red"), soft_wrap=True)
-    target, metric = found.config.until.target, _metric(found)
+    target = found.config.until.target
+    metric = metric_of(summaries, target)
     console.print(compare_table(found.rows, target, metric, repeats=found.repeats, width=console.width))
     for note in notes(summaries, target, metric, max(map(len, found.repeats), default=1)):
         console.print(Text(note, style="dim"), soft_wrap=True)
@@ -217,19 +217,12 @@ def _write(found: Comparison) -> dict[Path, str]:
 def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequence[Summary]] = ()) -> str:
     """The finding; where nobody got as far as was asked for, with what to try."""
     counts = {name: until.limits[name] for name in ("steps", "samples") if name in until.limits}
+    if until.target is not None:
+        reached = any(one.time_to(*until.target) is not None for one in summaries)
+    else:
+        reached = not counts or any(getattr(one, name) >= counts[name] for one in summaries for name in counts)
     words = finding(summaries, until.target, repeats)
-    if until.target is None:
-        goals = " or ".join(f"{limit:,} {name}" for name, limit in counts.items())
-        if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in counts.items()):
-            return words
-        words = f"No strategy got to {goals} within {until.seconds:g} s. {words}"
-    elif any(one.time_to(*until.target) is not None for one in summaries):
-        return words
-    if sum(one.discarded.get(Verdict.NOT_FINITE.words, 0) for one in summaries) > sum(one.folded for one in summaries):
-        return f"{words} Most contributions held a NaN or an infinity: try a lower learning rate."
-    if all(one.ended == "finished" or " stopped the run" in one.ended for one in summaries):
-        return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
-    return f"{words} Try more than --budget-s {until.seconds:g}, or a lower target."
+    return words if reached else f"{words} None got as far as {until}: give it more time or epochs, or ask for less."
 
 
 def _write_report(found: Comparison, path: Path) -> None:
@@ -245,28 +238,14 @@ def _write_report(found: Comparison, path: Path) -> None:
     title = f"{found.script.name} under {len(summaries)} strateg{'y' if len(summaries) == 1 else 'ies'}"
     if found.config.simulated:
         title += f", {found.config.workers} workers in virtual time"
-    write_report(
-        path,
-        summaries,
-        title=title,
-        target=found.config.until.target,
-        note=note,
-        repeats=found.repeats,
-        context=context,
-    )
-
-
-def _metric(found: Comparison) -> str | None:
-    if found.config.until.target is not None:
-        return found.config.until.target[0]
-    seen = [name for one in found.summaries for evaluation in one.history for name in evaluation.metrics]
-    return "accuracy" if "accuracy" in seen else next(iter(seen), None)
+    target = found.config.until.target
+    write_report(path, summaries, title=title, target=target, note=note, repeats=found.repeats, context=context)
 
 
 def _write_json(found: Comparison, path: Path) -> None:
     """The table for programs. Missing values and NaN are null. A metric other than accuracy is in each row by its name."""
     target = found.config.until.target
-    metric = _metric(found) or "accuracy"
+    metric = metric_of(found.summaries, target) or "accuracy"
     table = {
         "target": None if target is None else dict([target]),
         "workers": found.config.workers,

@@ -26,12 +26,13 @@ def journal(
         list[int] | None, typer.Option("--worker", metavar="N", help="Only what this worker did. May be repeated.")
     ] = None,
     staleness_over: Annotated[
-        int | None, typer.Option(metavar="N", help="Only contributions staler than that.")
+        int | None, typer.Option(metavar="N", min=0, help="Only contributions staler than that.")
     ] = None,
     around: Annotated[
-        int | None, typer.Option(metavar="VERSION", help=f"Only the {AROUND} versions before and after this one.")
+        int | None,
+        typer.Option(metavar="VERSION", min=0, help=f"Only the {AROUND} versions before and after this one."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="ROWS", help="Stop after so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="ROWS", min=1, help="Stop after so many rows.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a line, one for each row.")] = False,
 ) -> None:
     """Tell what became of each contribution and each worker, in the order it was decided.
@@ -40,11 +41,6 @@ def journal(
     "number" counts the contributions of one worker; "from" is the version that it computed one from; "share" is the part
     of the fold's mean that one makes up, 0 to 1.
     """
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"--limit {limit}: at least 1")
-    for option, number in {"--around": around, "--staleness-over": staleness_over}.items():
-        if number is not None and number < 0:
-            raise ConfigurationError(f"{option} {number}: at least 0")
     found = read_journal(run)
     unknown = sorted(set(worker or ()) - set(range(found.head.seats)))
     if unknown:

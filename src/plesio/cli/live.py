@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live as Screen
@@ -16,10 +16,9 @@ from rich.text import Text
 
 from plesio.cli.output import OutputLostError, give_up_output
 from plesio.config.until import Until
-from plesio.observe.amounts import number, rate
+from plesio.observe.amounts import number
 from plesio.observe.progress import metrics_in_words, running
 from plesio.observe.summary import Summary
-from plesio.observe.tables import without_blanks
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
@@ -31,21 +30,10 @@ MARKS = {"queued": " ", "starting": "…", "running": "▸", "ended": "✓", "mi
 STYLES = {"queued": "dim", "starting": "dim", "running": "bold", "ended": "green", "missed": "yellow", "failed": "red"}
 
 
-class _Piped(Console):
-    """Prints no blanks at the ends of lines."""
-
-    def print(self, *parts: Any, **how: Any) -> None:
-        with self.capture() as got:
-            super().print(*parts, **how)
-        self.file.write(without_blanks(got.get()))
-
-
 def terminal() -> Console:
     """Standard output; where it is no terminal and nobody said otherwise, wide enough for our tables."""
     console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return _Piped(highlight=False, width=None if "COLUMNS" in os.environ else PLAIN_WIDTH)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @dataclass(slots=True)
@@ -133,7 +121,7 @@ class Board:
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
-    steps = f"{summary.steps:,} steps ({rate(summary.steps_per_s)}/s)"
+    steps = f"{summary.steps:,} steps ({number(summary.steps_per_s)}/s)"
     if target is None:
         last = summary.history[-1].metrics if summary.history else {}
         return f"{summary.wall_s:.2f} s, {steps}{metrics_in_words(last, None)}"

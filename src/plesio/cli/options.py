@@ -31,11 +31,6 @@ Arguments = Annotated[
 Watch = Annotated[bool, typer.Option("--watch", help="Show the run as it goes on a page; its address is printed.")]
 
 
-def option_of(name: str) -> str:
-    """What an argument of `ps.run` is called on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def key_of(option: Option) -> str:
     return option.name.removeprefix("--").replace("-", "_")
 
@@ -44,7 +39,7 @@ def options_of(name: str) -> tuple[Option, ...]:
     setting = SETTINGS[name]
     default = DEFAULTS[name] if setting.typed_default is None else setting.typed_default
     metavar = "|".join(setting.words) or setting.metavar
-    return setting.options or (Option(option_of(name), setting.help, metavar, KINDS[name], default),)
+    return setting.options or (Option(f"--{name.replace('_', '-')}", setting.help, metavar, KINDS[name], default),)
 
 
 def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> Callable[[Command], Command]:

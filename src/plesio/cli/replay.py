@@ -85,26 +85,15 @@ def _train_of(
     from plesio.cli.script import load
     from plesio.observe.provenance import source_of, train_hash
 
-    if script is None and not head.script:
-        raise ConfigurationError(
-            "the run's workers joined it from elsewhere, and its journal does not know their script: name it with --script FILE"
-        )
     path = script or Path(head.script)
-    if "ipykernel" in str(path):
-        raise ConfigurationError("the run was started in a notebook: replay it there, by ps.replay(folder, train)")
     if not path.is_file():
-        raise ConfigurationError(f"the run's script {str(path)!r} is not there; name it with --script FILE")
+        raise ConfigurationError(
+            f"the run's script {str(script or head.script)!r} is not there; name it with --script FILE, or replay the run in "
+            "Python: ps.replay(run, train)"
+        )
     if not force:
         _check_unchanged(head, path)
-    try:
-        train = load(path, arguments).train
-    except ConfigurationError as error:
-        if script is not None:
-            raise
-        raise ConfigurationError(
-            f"{error}; if it was given arguments, give it the same behind --; if another script took the training function from "
-            "there, name that one with --script FILE"
-        ) from error
+    train = load(path, arguments).train
     source = source_of(train)
     if source != str(path.resolve()) and train_hash(train) != head.train_hash and not force:
         raise ConfigurationError(

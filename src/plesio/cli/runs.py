@@ -15,7 +15,8 @@ from rich.text import Text
 from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.live import terminal
 from plesio.errors import ConfigurationError
-from plesio.observe.amounts import duration, number, percent, rate
+from plesio.observe.amounts import duration, number, percent
+from plesio.observe.comparison import metric_of
 from plesio.observe.finding import finding
 from plesio.observe.history import Kept, history, kept, read_summary, remove, to_prune, write_notes
 from plesio.observe.repeats import notes
@@ -146,7 +147,7 @@ def _table(found: list[Kept]) -> Table:
         if brief is not None:
             share = percent(brief.ideal_share) if brief.ideal_share is not None else ""
             metrics = [number(brief.metrics[name], 4) if name in brief.metrics else "" for name in names]
-            figures = [duration(brief.wall_s), rate(brief.steps_per_s or 0.0), share, *metrics]
+            figures = [duration(brief.wall_s), number(brief.steps_per_s), share, *metrics]
         words = "; ".join(part for part in (one.ended, " ".join(f"#{tag}" for tag in one.tags), one.note) if part)
         cells = [one.folder.name, one.strategy, str(one.run.get("workers", "")), *figures, words]
         table.add_row(*map(Text, cells))
@@ -175,7 +176,7 @@ def compared(
         msgspec.structs.replace(one, strategy=f"{one.strategy} {folder.name}") if names.count(one.strategy) > 1 else one
         for one, folder in zip(summaries, folders, strict=True)
     ]
-    metric = target[0] if target else next((name for one in summaries for e in one.history for name in e.metrics), None)
+    metric = metric_of(summaries, target)
     console = terminal()
     console.print(compare_table(summaries, target, metric, width=console.width))
     for note in notes(summaries, target, metric):

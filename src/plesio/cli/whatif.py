@@ -15,7 +15,7 @@ from rich.table import Table
 from plesio.cli.live import terminal
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.observe.amounts import duration, percent, rate
+from plesio.observe.amounts import duration, number, percent
 from plesio.observe.history import read_summary
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
@@ -167,7 +167,7 @@ def _cells(one: Prediction, ran: Prediction) -> list[str]:
     return [
         f"{least}{duration(one.time_s)}",
         f"{most}{ran.time_s / one.time_s:.2f}",
-        rate(one.steps_per_s),
+        number(one.steps_per_s),
         percent(one.waiting_share),
         f"{one.staleness:.2f}",
         f"worker {left_out}" if left_out else "",

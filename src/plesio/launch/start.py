@@ -92,7 +92,7 @@ def start(
     document["run"] |= {"train": name, "plesio": version("plesio")}
     if config.runs is not None:
         document["surroundings"] = surroundings(source_of(train))
-        folder = RunFolder.create(config.runs, document, name, config.in_words(), config.until.target)
+        folder = RunFolder(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
     job = kept(job, path, begin_from)
     called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"

@@ -38,15 +38,6 @@ def byte_size(count: float) -> str:
     return f"{number(count)} {unit}" if unit != "B" else f"{count:.0f} B"
 
 
-def rate(per_s: float, decimals: int = 0) -> str:
-    """Two significant digits below 10, `decimals` decimals from there on.
-
-    >>> rate(1 / 3), rate(1234.5), rate(56.25, decimals=1)
-    ('0.33', '1,234', '56.2')
-    """
-    return number(per_s, 2) if per_s < 10 else f"{per_s:,.{decimals}f}"
-
-
 def percent(share: float) -> str:
     """A share, 0 to 1, in whole percent.
 

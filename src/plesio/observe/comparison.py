@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from collections.abc import Sequence
+from math import inf
 
-from plesio.observe.amounts import byte_size, number, of_ideal, percent, rate
+from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.summary import Summary
 
 Target = tuple[str, float]
+
+
+def metric_of(summaries: Sequence[Summary], target: Target | None) -> str | None:
+    """The metric that is shown: the target's, else accuracy, else the first that was evaluated."""
+    if target is not None:
+        return target[0]
+    evaluated = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
+    return "accuracy" if "accuracy" in evaluated else next(iter(evaluated), None)
 
 
 def headings(target: Target | None, metric: str | None) -> list[str]:
@@ -32,14 +41,16 @@ def cells(
 ) -> list[str]:
     """A strategy's row; `spread`: the least and the greatest time of several runs."""
     final = summary.final(metric) if metric else None
+    time_s = time_of(summary, target)
+    time = f"> {number(summary.wall_s)} s" if time_s is None else f"{time_s:.2f} s"
     return [
-        _time(summary, time_of(summary, target)) + _between(spread),
-        rate(summary.steps_per_s),
+        time + _between(spread),
+        number(summary.steps_per_s),
         of_ideal(summary),
         percent(summary.waiting_share),
         f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
         byte_size(summary.bytes),
-        "-" if final is None else _metric(final),
+        number(final, 4),
         f"{summary.folded:,}",
         f"{sum(summary.discarded.values()):,}",
         f"{summary.samples:,}",
@@ -49,12 +60,6 @@ def cells(
 def time_of(summary: Summary, target: Target | None) -> float | None:
     """Seconds to the target, if it was reached; without a target the whole run's."""
     return summary.time_to(*target) if target else summary.wall_s
-
-
-def _time(summary: Summary, time: float | None) -> str:
-    if time is None:
-        return f"> {summary.wall_s:.{0 if summary.wall_s >= 10 else 1}f} s"  # not reached
-    return f"{time:.2f} s"
 
 
 def _between(spread: tuple[float, float] | None) -> str:
@@ -74,12 +79,3 @@ def on_staleness(recipe: str) -> list[str]:
     return [
         "Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."
     ]
-
-
-def _metric(value: float) -> str:
-    """Four decimals for values of usual size, else four digits.
-
-    >>> _metric(0.95), _metric(3.2e-5), _metric(9.6e29)
-    ('0.9500', '3.200e-05', '9.600e+29')
-    """
-    return f"{value:.4f}" if value == 0 or 0.01 <= abs(value) < 1e6 or not isfinite(value) else number(value, 4)

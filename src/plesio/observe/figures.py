@@ -108,10 +108,7 @@ def _snapshots(summaries: Sequence[Summary]) -> str:
     torn = [s.strategy for s in summaries if s.recipe == "hogwild" and s.clock == "wall"]
     if not torn:
         return "consistent snapshots"
-    why = "may be torn, part one version and part the next, as others write meanwhile"
-    if len(torn) == len(summaries):
-        return f"snapshots that {why}"
-    return f"consistent snapshots; those of {', '.join(torn)} {why}"
+    return f"snapshots; those of {', '.join(torn)} may be torn, part one version and part the next"
 
 
 def _chart(

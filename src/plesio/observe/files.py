@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,44 +34,33 @@ from plesio.observe.summary import Evaluation, Logged, Summary
 
 
 class RunFolder:
-    """One run's folder."""
+    """A new folder under `runs`, with the configuration in it.
+
+    Args:
+        configuration: what goes into run.toml.
+        title: what is trained, for the report.
+        note: its settings in words, for the report.
+        target: the metric that the run is to reach, if any.
+
+    Raises:
+        ConfigurationError: it cannot be written there.
+    """
 
     def __init__(
-        self, path: Path, title: str, note: str, target: tuple[str, float] | None, context: Mapping[str, Any]
+        self, runs: Path, configuration: dict[str, Any], title: str, note: str, target: tuple[str, float] | None
     ) -> None:
-        self.path = path
-        self._context = context
-        self._title = title
-        self._note = note
-        self._target = target
-
-    @classmethod
-    def create(
-        cls, runs: Path, configuration: dict[str, Any], title: str, note: str, target: tuple[str, float] | None
-    ) -> RunFolder:
-        """A new folder under `runs`, with the configuration in it.
-
-        Args:
-            configuration: what goes into run.toml.
-            title: what is trained, for the report.
-            note: its settings in words, for the report.
-            target: the metric that the run is to reach, if any.
-
-        Raises:
-            ConfigurationError: it cannot be written there.
-        """
         plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", configuration["strategy"]["name"]).strip("-")
         try:
-            path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
+            self.path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
             try:
                 document = tomli_w.dumps(configuration)
-                (path / CONFIGURATION).write_text(document, encoding="utf-8", errors="replace")
+                (self.path / CONFIGURATION).write_text(document, encoding="utf-8", errors="replace")
             except OSError:
-                shutil.rmtree(path)  # an empty run folder is of no use
+                shutil.rmtree(self.path)  # an empty run folder is of no use
                 raise
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-        return cls(path, title, note, target, configuration)
+        self._context, self._title, self._note, self._target = configuration, title, note, target
 
     def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
         """Write the files of the end, the weights first. Returns the reason for each that cannot be written."""

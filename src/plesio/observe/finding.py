@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from math import inf
 
-from plesio.observe.amounts import number, of_ideal, percent
+from plesio.observe.amounts import number, of_ideal
 from plesio.observe.comparison import Target
 from plesio.observe.repeats import cost, tied
 from plesio.observe.summary import Summary, lower_is_better
@@ -23,55 +23,28 @@ def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequen
         return "There is no run to report."
     repeats = repeats or [[one] for one in summaries]
     order = sorted(range(len(summaries)), key=lambda k: cost(summaries[k], target))
-    winner = order[0]
-    best = summaries[winner]
+    best = summaries[order[0]]
     if target is not None and cost(best, target) == inf:
-        return _finding_of_failure(summaries, target[0], _goal(target))
-    if len(summaries) == 1:
-        return _finding_of_one(best, target, repeats[0])
-    ties = tied(repeats, winner, target)
-    others = [k for k in order if k != winner and k not in ties]
-    sentence = _tie([summaries[k] for k in sorted([winner, *ties])], target) if ties else _won(best, target)
-    return f"{sentence}{_of_runs(repeats)}{_against(best, [summaries[k] for k in others], target)}.{_unranked(summaries, target)}"
-
-
-def _goal(target: Target) -> str:
-    return f"{target[0]} {target[1]:g}"
-
-
-def _won(best: Summary, target: Target | None) -> str:
-    if target is None:
-        return f"{best.strategy} made the most steps, {number(best.steps_per_s)} steps a second"
-    return f"{best.strategy} reached {_goal(target)} in {number(cost(best, target))} s"
-
-
-def _tie(runs: Sequence[Summary], target: Target | None) -> str:
-    names = _listed([one.strategy for one in runs])
-    if target is None:
-        return f"{names} tie: {_listed([number(one.steps_per_s) for one in runs])} steps a second"
-    times = [cost(one, target) for one in runs]
-    words = [
-        number(time) if time < inf else f"more than {number(one.wall_s)}" for one, time in zip(runs, times, strict=True)
-    ]
-    return f"{names} tie: they reached {_goal(target)} in {_listed(words)} s"
-
-
-def _unranked(summaries: Sequence[Summary], target: Target | None) -> str:
-    """How to compare by quality, where only speeds are compared."""
-    if target is not None:
-        return ""
-    metrics = [name for one in summaries for evaluation in one.history for name in evaluation.metrics]
-    how = (
-        f"--until {metrics[0]}=VALUE"
-        if metrics
-        else "a function evaluate(model) in the script, and --until METRIC=VALUE"
-    )
-    return f" This is speed, and ranks nothing by quality: that takes {how}."
-
-
-def _of_runs(repeats: Sequence[Sequence[Summary]]) -> str:
+        return _missed(summaries, target)
+    winners = sorted([order[0], *tied(repeats, order[0], target)])
+    others = [summaries[k] for k in order if k not in winners]
     most = max(map(len, repeats))
-    return f" (the {'' if most % 2 else 'upper '}median of {most} runs)" if most > 1 else ""
+    runs = f" (the {'' if most % 2 else 'upper '}median of {most} runs)" if most > 1 else ""
+    sentence = f"{_won([summaries[k] for k in winners], target)}{runs}{_against(best, others, target)}"
+    if len(summaries) == 1:
+        return f"{sentence}, at {of_ideal(best, 'at least ')} of the ideal throughput."
+    caution = " This is speed, and ranks nothing by quality: that takes --until METRIC=VALUE." if target is None else ""
+    return f"{sentence}.{caution}"
+
+
+def _won(runs: Sequence[Summary], target: Target | None) -> str:
+    """What the best run did, or those that tie."""
+    names = ", ".join(one.strategy for one in runs) + (" tie: they" if len(runs) > 1 else "")
+    if target is None:
+        return f"{names} made {', '.join(number(one.steps_per_s) for one in runs)} steps a second"
+    costs = [(cost(one, target), one.wall_s) for one in runs]
+    times = [number(time_s) if time_s < inf else f"more than {number(wall_s)}" for time_s, wall_s in costs]
+    return f"{names} reached {target[0]} {target[1]:g} in {', '.join(times)} s"
 
 
 def _against(best: Summary, others: Sequence[Summary], target: Target | None) -> str:
@@ -84,33 +57,15 @@ def _against(best: Summary, others: Sequence[Summary], target: Target | None) ->
         return f"; {rival.strategy} did not reach it in {number(rival.wall_s)} s"
     least = cost(best, target)
     times = cost(rival, target) / least if least > 0 else inf
-    if target is None:
-        return f", {number(times, 2)} times the {number(rival.steps_per_s)} of {rival.strategy}" if times < inf else ""
-    return f", {number(times, 2)} times sooner than {rival.strategy}" if times < inf else ""
+    if times == inf:
+        return ""
+    than = f"the {number(rival.steps_per_s)} of" if target is None else "sooner than"
+    return f", {number(times, 2)} times {than} {rival.strategy}"
 
 
-def _finding_of_one(run: Summary, target: Target | None, repeats: Sequence[Summary]) -> str:
-    if target is not None:
-        share = f"at {of_ideal(run, 'at least ')} of the ideal throughput"
-        return f"{_won(run, target)}{_of_runs([repeats])}, {share}."
-    shares = f"{of_ideal(run, 'at least ')} of the ideal; its workers waited {percent(run.waiting_share)}"
-    return f"{run.strategy} made {number(run.steps_per_s)} steps a second{_of_runs([repeats])}, {shares} of the time."
-
-
-def _listed(words: Sequence[str]) -> str:
-    """
-    >>> _listed(["a"]), _listed(["a", "b"]), _listed(["a", "b", "c"])
-    ('a', 'a and b', 'a, b and c')
-    """
-    return " and ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
-
-
-def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) -> str:
-    alone = len(summaries) == 1
+def _missed(summaries: Sequence[Summary], target: Target) -> str:
+    metric = target[0]
     within = f"within {number(max(s.wall_s for s in summaries))} s"
-    verdict = (
-        f"{summaries[0].strategy} did not reach {goal} {within}" if alone else f"No strategy reached {goal} {within}"
-    )
     sign = -1 if lower_is_better(metric) else 1
     seen = [
         (sign * one.metrics[metric], -one.time_s, s.strategy)
@@ -119,11 +74,10 @@ def _finding_of_failure(summaries: Sequence[Summary], metric: str, goal: str) ->
         if math.isfinite(one.metrics.get(metric, math.nan))
     ]
     if not seen:
-        known = any(metric in one.metrics for s in summaries for one in s.history)
-        return f"{verdict}: {metric} was never {'finite' if known else 'evaluated'}."
+        return f"No run reached {metric} {target[1]:g} {within}: no finite {metric} was evaluated."
     best, minus_s, who = max(seen, key=lambda one: one[:2])  # of equals the first
     reached = f"{number(sign * best, 4)} after {number(-minus_s)} s"
-    return f"{verdict}; its best was {reached}." if alone else f"{verdict}; the best was {who} with {reached}."
+    return f"No run reached {metric} {target[1]:g} {within}; the best was {who} with {reached}."
 
 
 def setting(summaries: Sequence[Summary]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
+from itertools import count
 from pathlib import Path
 
 
@@ -13,29 +12,12 @@ def new_folder(runs: Path, stem: str) -> Path:
     Raises:
         OSError: it cannot be made.
     """
-    make_folder(runs)
-    for attempt in range(1000):
-        path = runs / (stem if attempt == 0 else f"{stem}-{attempt + 1}")
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = runs / (stem if number == 1 else f"{stem}-{number}")
         try:
             path.mkdir()
         except FileExistsError:
             continue
-        return path
-    raise OSError(f"{runs} holds a thousand folders called {stem}")
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there.
-
-    Raises:
-        OSError: it cannot be made; of a link to nowhere that is said.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        in_the_way = Path(error.filename)
-        if in_the_way.is_symlink() and not in_the_way.exists():
-            raise FileNotFoundError(
-                errno.ENOENT, f"it is a link to {os.readlink(in_the_way)}, which is not there", str(in_the_way)
-            ) from error
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(in_the_way)) from error
+        break
+    return path

@@ -95,7 +95,7 @@ def history(runs: Path) -> list[Kept]:
         raise ConfigurationError(f"{runs}: {error.strerror}; give the folder that runs= or --runs named") from error
     found = []
     for folder in folders:
-        with contextlib.suppress(ConfigurationError):  # removed since
+        with contextlib.suppress(ConfigurationError, OSError):  # removed since
             found.append(kept(folder))
     return sorted(found, key=lambda one: one.changed_s)
 
@@ -107,8 +107,9 @@ def kept(folder: Path) -> Kept:
         ConfigurationError: it is no run folder.
     """
     if not (folder / CONFIGURATION).is_file():
-        known = f"it has no {CONFIGURATION}; plesio runs lists those there are"
-        raise ConfigurationError(f"{folder} is no run folder: {known}")
+        raise ConfigurationError(
+            f"{folder} is no run folder: it has no {CONFIGURATION}; plesio runs lists those there are"
+        )
     configuration, why = _toml(folder / CONFIGURATION)
     notes, unread = _notes(folder / NOTES)
     brief, missing = _brief(folder / FIGURES)
@@ -130,17 +131,11 @@ def kept(folder: Path) -> Kept:
 def _changed_s(folder: Path) -> float:
     """When anything in it was last written: a run writes into its files and checkpoints while it goes on."""
     times = [0.0]
-    for place in (folder, folder / "checkpoints"):
-        for one in _entries(place):
-            with contextlib.suppress(OSError):  # a file may be replaced just now
-                times.append((place / one).lstat().st_mtime)
+    for one in (*folder.glob("*"), *folder.glob("checkpoints/*")):
+        with contextlib.suppress(OSError):  # a file may be replaced just now
+            if one.name != NOTES:
+                times.append(one.lstat().st_mtime)
     return max(times)
-
-
-def _entries(place: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [one for one in os.listdir(place) if one != NOTES]
-    return []
 
 
 def _toml(path: Path) -> tuple[dict[str, Any], str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from operator import attrgetter
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -52,13 +53,12 @@ def links(exchanges: Iterable[Exchange], served_s: float = 0.0) -> Links:
     lasted_s = found[-1].granted_s - found[0].ready_s
     most_s = max(served_s, min(_apart_s(found), lasted_s / len(found), *quickest.values()))
     guesses = dict.fromkeys(quickest, 0.0), {worker: quick_s / 2 for worker, quick_s in quickest.items()}
+    unexplained = attrgetter("unexplained")
     tried = [
-        min(
-            (_explained(found, served_s + (most_s - served_s) * part / PARTS, one) for one in guesses), key=_unexplained
-        )
+        min((_explained(found, served_s + (most_s - served_s) * part / PARTS, one) for one in guesses), key=unexplained)
         for part in range(0 if most_s > served_s else PARTS, PARTS + 1)
     ]
-    enough = min(map(_unexplained, tried)) + ALIKE
+    enough = min(map(unexplained, tried)) + ALIKE
     return next(one for one in reversed(tried) if one.unexplained <= enough)
 
 
@@ -70,10 +70,6 @@ def _explained(found: Sequence[Exchange], service_s: float, latency_s: Mapping[i
     off = [abs(one_s - 2 * latency_s[worker]) for worker, each in own.items() for one_s in each]
     cycle_s = (found[-1].granted_s - found[0].ready_s) * len(own) / len(found)
     return Links(service_s, latency_s, fmean(off) / cycle_s if cycle_s else 0.0)
-
-
-def _unexplained(one: Links) -> float:
-    return one.unexplained
 
 
 def _lasted_s(one: Exchange) -> float:

@@ -97,7 +97,10 @@ class Record:
 
     def event(self, incident: Incident) -> None:
         """Something happened."""
-        self._event(incident.time_s, incident.worker, incident.what)
+        told = {"t": _short(max(0.0, incident.time_s)), "worker": incident.worker, "what": incident.what}
+        line = self._line("event", told)
+        self._events.append((self._number, line))
+        self._write(line)
 
     def end(self, why: str, *, failed: bool = False) -> None:
         """The run is over."""
@@ -110,12 +113,7 @@ class Record:
         if new and time_s - self._discards_told_s >= DISCARDS_S:
             self._discarded, self._discards_told_s = dict(discarded), time_s
             each = ", ".join(f"{number:,} ({why})" for why, number in new.items())
-            self._event(time_s, None, f"contributions were discarded: {each}")
-
-    def _event(self, time_s: float, worker: int | None, what: str) -> None:
-        line = self._line("event", {"t": _short(max(0.0, time_s)), "worker": worker, "what": what})
-        self._events.append((self._number, line))
-        self._write(line)
+            self.event(Incident(time_s, None, f"contributions were discarded: {each}"))
 
     def _thin(self) -> None:
         """Drop every other older line, and rewrite the file. What a dropped line says of metrics goes to the next."""

@@ -33,12 +33,6 @@ def middle(runs: Sequence[Summary], target: Target | None) -> Summary:
     return sorted(runs, key=lambda one: cost(one, target))[len(runs) // 2]
 
 
-def spread(runs: Sequence[Summary], target: Target | None) -> tuple[float, float]:
-    """The least and the greatest cost."""
-    costs = [cost(one, target) for one in runs]
-    return min(costs), max(costs)
-
-
 def times_of(runs: Sequence[Summary], target: Target | None) -> tuple[float, float] | None:
     """The least and the greatest time in the column of times, infinite where the target was not reached; None of a single run."""
     if len(runs) == 1:
@@ -64,7 +58,8 @@ def tied(repeats: Sequence[Sequence[Summary]], best: int, target: Target | None)
 def _apart(best: Sequence[Summary], other: Sequence[Summary], target: Target | None) -> bool:
     """Whether all runs of one are better than all of the other, and by so much that it is hardly chance. A run that missed the
     target took as long as it lasted, at least."""
-    least, most = spread(best, target)
+    costs = [cost(one, target) for one in best]
+    least, most = min(costs), max(costs)
     known = [min(cost(one, target), one.wall_s) if target else cost(one, target) for one in other]
     runs = min(len(best), len(other))
     if runs < FEWEST:

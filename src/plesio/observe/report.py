@@ -7,7 +7,7 @@ them. One summary gives the report of a run, several give a comparison.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,12 +17,12 @@ from typing import Any
 from plesio.errors import as_utf8
 from plesio.observe import figures
 from plesio.observe.amounts import number
-from plesio.observe.comparison import Target, cells, headings, in_a_line
+from plesio.observe.comparison import Target, cells, headings, in_a_line, metric_of
 from plesio.observe.encoding import as_json
 from plesio.observe.finding import finding, setting
 from plesio.observe.repeats import first, notes, times_of
-from plesio.observe.summary import UNUSED, Summary
-from plesio.observe.tables import of_clients
+from plesio.observe.summary import Summary
+from plesio.observe.tables import losses, of_clients
 
 _INCIDENTS_MAX = 200
 _LEFT_MAX = 8
@@ -40,13 +40,26 @@ def write_report(
 ) -> None:
     """Write `summaries` (one run, or several strategies on the same work) as one self-contained HTML file.
 
-    `target` is the metric and the value that counts as success, e.g. `("accuracy", 0.95)`; `note` is a paragraph
-    shown under the finding; `repeats` are all runs of each strategy, of which `summaries` has the middle ones; `context` is a
-    run.toml, shown as a table. All text from outside is escaped. Raises `OSError` if `path` cannot be written.
+    `target` is the metric and the value that counts as success; `note` is a paragraph shown under the finding; `repeats` are
+    all runs of each strategy, of which `summaries` has the middle ones; `context` is a run.toml, shown as a table. All text
+    from outside is escaped.
     """
     page = resources.files("plesio.observe") / "page"
-    data = report_data(summaries, title, target, note, repeats) | {"context": in_rows(context or {})}
-    parts = {"title": escape(as_utf8(title)), "finding": escape(as_utf8(data["finding"])), "data": in_script(data)}
+    sentence = finding(summaries, target, repeats)
+    data = {
+        "title": title,
+        "finding": sentence,
+        "setting": setting(summaries) if summaries else "",
+        "note": note,
+        "clock": figures.clock(summaries),
+        "strategies": [figures.strategy(s) for s in summaries],
+        "table": _table(summaries, target, repeats),
+        "learning": figures.learning(summaries, target),
+        "lanes": figures.lanes(summaries),
+        "incidents": _incidents(summaries),
+        "context": in_rows(context or {}),
+    }
+    parts = {"title": escape(as_utf8(title)), "finding": escape(as_utf8(sentence)), "data": in_script(data)}
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
         r"\{\{([\w.]+)\}\}",
@@ -91,30 +104,8 @@ def in_script(data: Any) -> str:
     return as_json(data).decode().replace("<", "\\u003c")
 
 
-def report_data(
-    summaries: Sequence[Summary],
-    title: str,
-    target: Target | None,
-    note: str = "",
-    repeats: Sequence[Sequence[Summary]] = (),
-) -> dict[str, Any]:
-    """All that the page shows."""
-    return {
-        "title": title,
-        "finding": finding(summaries, target, repeats),
-        "setting": setting(summaries) if summaries else "",
-        "note": note,
-        "clock": figures.clock(summaries),
-        "strategies": [figures.strategy(s) for s in summaries],
-        "table": _table(summaries, target, repeats),
-        "learning": figures.learning(summaries, target),
-        "lanes": figures.lanes(summaries),
-        "incidents": _incidents(summaries),
-    }
-
-
 def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequence[Sequence[Summary]]) -> dict[str, Any]:
-    metric = next(iter(figures.metrics(summaries, target)), target and target[0])
+    metric = metric_of(summaries, target)
     best = first(repeats or [[one] for one in summaries], target) if target and len(summaries) > 1 else []
     spreads = [times_of(runs, target) for runs in repeats] or [None for _ in summaries]
     heads = [in_a_line(head) for head in headings(target, metric)]
@@ -123,19 +114,11 @@ def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequenc
         "rows": [cells(s, target, metric, spread) for s, spread in zip(summaries, spreads, strict=True)],
         "best": [k in best for k in range(len(summaries))],
         "notes": [
-            *(
-                f"{s.strategy} ended: {s.ended}."
-                for s in summaries
-                if s.ended != "finished" and not _reached(s, target)
-            ),
+            *(f"{s.strategy} ended: {s.ended}." for s in summaries if s.ended != "finished"),
             *(f"{s.strategy}, {line}." for s in summaries for line in of_clients(s)),
             *notes(summaries, target, metric, max(map(len, repeats), default=1)),
         ],
     }
-
-
-def _reached(s: Summary, target: Target | None) -> bool:
-    return target is not None and s.time_to(*target) is not None
 
 
 def _incidents(summaries: Sequence[Summary]) -> dict[str, Any]:
@@ -148,22 +131,11 @@ def _incidents(summaries: Sequence[Summary]) -> dict[str, Any]:
     return {
         "rows": [(k, number(time_s), worker, what) for time_s, k, worker, what in happened[:_INCIDENTS_MAX]],
         "more": max(0, len(happened) - _INCIDENTS_MAX),
-        "lost": [sentence for s in summaries for sentence in _losses(s)],
+        "lost": [f"{s.strategy}: {words}." for s in summaries for words in (*losses(s), *_departures(s))],
     }
 
 
-def _losses(s: Summary) -> Iterator[str]:
-    if s.batches_unvisited and s.ended == "finished":  # after a stop they are just the rest of the epoch
-        yield f"{s.strategy}: {s.batches_unvisited:,} batches of the epochs begun stayed unused: {UNUSED}."
-    for what in filter(None, (s.multiplied, s.uncounted)):
-        yield f"{s.strategy}: {what}."
-    if s.discarded:
-        reasons = ", ".join(f"{count:,} ({reason})" for reason, count in sorted(s.discarded.items()))
-        yield f"{s.strategy}: contributions discarded: {reasons}."
-    if s.missing_gradients:
-        yield f"{s.strategy}: {s.missing_gradients:,} parameter gradients were missing."
+def _departures(s: Summary) -> list[str]:
     left = [worker for worker in s.workers if worker.left not in (None, "finished")]
-    for worker in left[:_LEFT_MAX]:
-        yield f"{s.strategy}: worker {worker.worker} left: {worker.left}."
-    if (more := len(left) - _LEFT_MAX) > 0:
-        yield f"{s.strategy}: {more:,} more workers left."
+    more = [f"{len(left) - _LEFT_MAX:,} more workers left"] if len(left) > _LEFT_MAX else []
+    return [*(f"worker {worker.worker} left: {worker.left}" for worker in left[:_LEFT_MAX]), *more]

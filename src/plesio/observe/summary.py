@@ -248,12 +248,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         steps = sorted(one.steps for one in self.workers if one.left == "finished")
         if not self.unshared or self.ended != "finished" or len(steps) < 2 or not steps[0]:
             return ""
-        each = (
-            f"{steps[0]:,} step{'s' * (steps[0] > 1)}"
-            if steps[0] == steps[-1]
-            else f"{steps[0]:,} to {steps[-1]:,} steps"
-        )
-        return f"{len(steps)} workers took {each} each and share no data; `worker.steps` shares them"
+        each = " to ".join(f"{number:,}" for number in dict.fromkeys((steps[0], steps[-1])))
+        return f"{len(steps)} workers took {each} steps each and share no data; `worker.steps` shares them"
 
     @property
     def ideal_share(self) -> float:

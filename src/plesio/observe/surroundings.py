@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plesio.observe.provenance import versions
-from plesio.observe.secrets import without_secrets
 
+SECRET = re.compile(r"token(?!iz)|secret|pass|pw|credential|auth|key", re.IGNORECASE)
+"""What the name of an option has in it whose value is not shown; it rather hides too much."""
+HIDDEN = "***"
 GIT_S = 2.0
 """How long git may take to tell the commit."""
 
@@ -30,6 +34,26 @@ def surroundings(script: str) -> dict[str, str]:
         "machine": f"{os.cpu_count()} cores ({_processor()}), {platform.system()} {platform.machine()}",
     }
     return {name: words for name, words in found.items() if words}
+
+
+def without_secrets(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments without the values of options named like a secret, passwords in addresses, and the code of `python -c`.
+
+    >>> " ".join(without_secrets(["train.py", "--lr", ".1", "--api-key", "-abc", "API_TOKEN=xyz", "https://me:p@w@host/?auth=a"]))
+    'train.py --lr .1 --api-key *** API_TOKEN=*** https://***@host/?auth=***'
+    >>> " ".join(without_secrets(["python", "-c", "key = 1", "postgres://me:p@w@host/db"]))
+    'python -c *** postgres://***@host/db'
+    """
+    before = ""
+    for one in arguments:
+        name, equals, _ = one.partition("=")
+        hide = before.startswith("-") and "=" not in before and SECRET.search(before)
+        if (hide and not one.startswith("--")) or (before == "-c" and re.search(r"[\s=(]", one)):
+            yield HIDDEN
+        else:
+            shown = f"{name}={HIDDEN}" if equals and SECRET.search(name) else one
+            yield re.sub(r"://[^/\s]+@", f"://{HIDDEN}@", shown)
+        before = one
 
 
 def _commit(folder: Path) -> str:

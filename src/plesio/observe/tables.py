@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -15,17 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from plesio.observe.amounts import byte_size, of_ideal, percent, rate
+from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
 from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
 
 WIDTH = 118
-ROOMY = 120
-"""From this width on, the columns of a comparison are further apart, if all fit."""
-OLD_S, OLD_SHARE = 2.0, 0.2
-"""An evaluation is old where the run went on for longer than both, in seconds and as a share of the run."""
 NAME_LEAST = 22
 """Characters of a strategy's name that have priority over columns."""
 TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
@@ -41,12 +36,8 @@ def render(*parts: object, width: int = WIDTH) -> str:
         for part in parts:
             console.print(part)
         file.flush()
-        return without_blanks(page.getvalue().decode(encoding)).rstrip("\n")
-
-
-def without_blanks(text: str) -> str:
-    """The text without blanks at the ends of its lines, which rich fills up."""
-    return re.sub(r" +$", "", text, flags=re.MULTILINE)
+        lines = page.getvalue().decode(encoding).splitlines()
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
 def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:
@@ -67,7 +58,7 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             str(one.worker),
             f"{one.steps:,}",
             f"{one.samples:,}",
-            rate(one.speed, decimals=1) if one.speed else "-",
+            number(one.speed) if one.speed else "-",
             percent(one.waiting_share),
             percent(one.exchange_s / one.there_s) if one.there_s else "-",
             mean,
@@ -79,15 +70,6 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
     return render(*warning, _headline(summary, width), table, *_notes(summary, folder), width=width)
 
 
-def _judged(summary: Summary) -> list[str]:
-    """The last evaluation; with its time, where it is not of the end."""
-    if not summary.history:
-        return []
-    last = summary.history[-1]
-    old = summary.wall_s - last.time_s > max(OLD_S, OLD_SHARE * summary.wall_s)
-    return [f"{name} {value:.4g}{f' (at {last.time_s:.1f} s)' if old else ''}" for name, value in last.metrics.items()]
-
-
 def _headline(summary: Summary, width: int) -> str:
     """The figures, with line breaks between them only."""
     stale = summary.staleness
@@ -95,7 +77,7 @@ def _headline(summary: Summary, width: int) -> str:
         f"{summary.strategy}: {summary.ended}",
         f"{summary.wall_s:.2f} s",
         f"version {summary.version:,}",
-        f"{rate(summary.steps_per_s)} steps/s ({of_ideal(summary)} of ideal)",
+        f"{number(summary.steps_per_s)} steps/s ({of_ideal(summary)} of ideal)",
         f"waiting {percent(summary.waiting_share)}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",
@@ -104,7 +86,9 @@ def _headline(summary: Summary, width: int) -> str:
     losses = [one.metrics["loss"] for one in summary.logged if "loss" in one.metrics]
     if losses:
         parts.append(f"train loss {losses[-1]:.4g}")
-    parts += _judged(summary)
+    if summary.history:
+        last = summary.history[-1]
+        parts += [f"{name} {value:.4g} (at {last.time_s:.1f} s)" for name, value in last.metrics.items()]
     together = "\u00a0"
     line = f"{together}· ".join(part.replace(" ", together) for part in parts)
     return textwrap.fill(line, width).replace(together, " ")
@@ -115,13 +99,8 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if len(summary.workers) > 2 * EXTREMES:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
     notes += on_staleness(summary.recipe) if summary.staleness.max else []
-    notes += [f"discarded, {reason}: {number:,}" for reason, number in summary.discarded.items()]
-    if summary.missing_gradients:
-        notes.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
-    if summary.batches_unvisited:
-        notes.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
+    notes += losses(summary)
     notes += of_clients(summary)
-    notes += filter(None, (summary.multiplied, summary.uncounted))
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]
     if len(summary.incidents) > 10:
         notes.append(f"and {len(summary.incidents) - 10} more incidents")
@@ -130,6 +109,16 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if folder is not None:
         notes.append(f"written to {folder}")
     return notes
+
+
+def losses(summary: Summary) -> list[str]:
+    """What did not become part of the model."""
+    found = [f"discarded, {reason}: {number:,}" for reason, number in sorted(summary.discarded.items())]
+    if summary.missing_gradients:
+        found.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
+    if summary.batches_unvisited and summary.ended == "finished":  # after a stop they are just the rest of the epoch
+        found.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
+    return [*found, *filter(None, (summary.multiplied, summary.uncounted))]
 
 
 def of_clients(summary: Summary) -> list[str]:
@@ -181,10 +170,9 @@ def compare_table(
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
     columns = [list(column) for column in zip(heads, *lines, strict=True)]
     room = width - max(names, default=0)
-    gap = int(width >= ROOMY and len(_that_fit(columns, room, 1)) == len(columns))
-    shown = _that_fit(columns, room, gap)
+    shown = _that_fit(columns, room)
     left_out = ", ".join(in_a_line(head) for k, head in enumerate(heads) if k not in shown)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), caption_justify="left")
     table.caption = f"a wider terminal and --json show: {left_out}" if left_out else None
     table.add_column("strategy", overflow="fold", min_width=max(names, default=0))
     for k in shown:
@@ -195,12 +183,12 @@ def compare_table(
     return table
 
 
-def _that_fit(columns: list[list[str]], room: int, gap: int) -> list[int]:
+def _that_fit(columns: list[list[str]], room: int) -> list[int]:
     """The columns that fit, by their places; the first of `TELLING` are kept longest."""
-    widths = [max(len(line) for cell in column for line in cell.split("\n")) + 2 * gap + 1 for column in columns]
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) + 1 for column in columns]
     shown = list(range(len(columns)))
     for place in reversed(TELLING):
-        if sum(widths[k] for k in shown) + 2 * gap <= room:
+        if sum(widths[k] for k in shown) <= room:
             break
         shown.remove(place)
     return shown
