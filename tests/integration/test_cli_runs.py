@@ -60,7 +60,7 @@ def test_the_list_filters_and_sorts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs"]) == 0
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
-    assert ["2", "sync_sgd", "4", "2.00", "s", "50.0", "100%", "0.8000", "finished"] in rows
+    assert ["2", "sync_sgd", "4", "2.00", "s", "50", "100%", "0.8000", "finished"] in rows
     assert main(["runs", "list", "--sort", "f1"]) == 2
     assert "known here: changed, time, speed, accuracy" in capsys.readouterr().err
     assert main(["runs", "list", "--runs", "nowhere"]) == 2

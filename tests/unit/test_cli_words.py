@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ from plesio.config import RunConfig
 from plesio.config.faults import Pace, Slow
 from plesio.config.until import Until
 from plesio.core.events import Left, Pushed
-from plesio.errors import ConfigurationError, StrategyError
+from plesio.errors import ConfigurationError
 from plesio.protocol import journal
-from plesio.strategy import Strategy, answers
-from plesio.strategy.recipes import RECIPES
+from plesio.strategy import Strategy
 
 
 def test_usual_strategies_are_sized_for_the_workers() -> None:
@@ -100,26 +98,10 @@ def test_bandwidths_are_read() -> None:
         bytes_per_s("125")
 
 
-def test_a_setting_that_a_recipe_lacks_is_unknown_also_without_a_value() -> None:
-    with pytest.raises(StrategyError, match="unknown setting of async_sgd 'every'; known: correct, "):
-        strategy_of("async_sgd", 4, ["every"])
-
-
 def test_a_death_is_told_once() -> None:
     said = journal.Noted(1.0, 1, "worker 1 died; the others go on, its data goes to them")
     left = [journal.Received(1.0, Left(1, 1, died=True)), journal.Received(2.0, Left(1, 2, died=True))]
     assert [row.what for row in story([said, *left])] == [said.text, "died or was stopped"]
-
-
-def test_a_recipe_that_cannot_be_listed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True, slots=True)
-    class Wordless(answers.Equal):
-        def __str__(self) -> str:
-            raise AttributeError("words")
-
-    monkeypatch.setitem(RECIPES, "wordless", lambda: Strategy(name="any", weigh=Wordless()))
-    with pytest.raises(StrategyError, match="the recipe wordless cannot be listed: AttributeError: words"):
-        entry("wordless")
 
 
 def test_recipes_are_listed_with_settings_and_papers() -> None:

@@ -516,10 +516,10 @@ def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -
     given = {"workers": (fast, slow), "steps": 2664, "wall_s": 4000.0, "timeline": spans}
     run = msgspec.structs.replace(bare("sync_sgd"), **given)
     of_a_run = run_table(run, None)
-    assert "0.666 steps/s (>99% of ideal) · waiting <1%" in " ".join(of_a_run.split())
+    assert "0.67 steps/s (>99% of ideal) · waiting <1%" in " ".join(of_a_run.split())
     assert re.search(r"0\.33\d │ +<1% │", of_a_run)
-    assert re.search(r"0\.666 +>99% +<1% ", render(compare_table([run], None, None)))
-    assert ended(run, None) == "4000.00 s, 2,664 steps (0.666/s)"
+    assert re.search(r"0\.67 +>99% +<1% ", render(compare_table([run], None, None)))
+    assert ended(run, None) == "4000.00 s, 2,664 steps (0.67/s)"
     assert "made 0.666 steps a second, at >99% of the ideal throughput." in finding([run], None)
     data = page(tmp_path, [run]).data
     assert data["table"]["rows"][0][2:4] == [">99%", "<1%"]

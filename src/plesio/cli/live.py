@@ -121,7 +121,7 @@ class Board:
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
-    steps = f"{summary.steps:,} steps ({number(summary.steps_per_s)}/s)"
+    steps = f"{summary.steps:,} steps ({number(summary.steps_per_s, 2)}/s)"
     if target is None:
         last = summary.history[-1].metrics if summary.history else {}
         return f"{summary.wall_s:.2f} s, {steps}{metrics_in_words(last, None)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from plesio.cli.live import Board, terminal
+from plesio.cli.live import Board, simulated_in, terminal
 from plesio.cli.options import Arguments, ScriptPath, Watch, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
@@ -32,31 +33,22 @@ def run(
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    return code_of(train(context, terminal(), script, arguments, config_of(typed), watch))
-
-
-def code_of(done: Run) -> int:
-    """1 where the run went to its end, and its result is spoilt all the same."""
-    return 1 if done.summary.spoilt else 0
+    return train(context, script, arguments, config_of(typed), watch)
 
 
 def train(
-    context: typer.Context,
-    console: Console,
-    script: Path,
-    arguments: list[str] | None,
-    config: RunConfig,
-    page: bool = False,
-) -> Run:
+    context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool = False
+) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
     loaded = load(script, arguments, config)
-    return to_its_end(context, console, config, lambda watch: loaded.run(config, watch, page))
+    return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page))
 
 
 def to_its_end(
     context: typer.Context, console: Console, config: RunConfig, run: Callable[[Callable[[Live], object]], Run]
-) -> Run:
-    """Show how `run`, which is told what to call meanwhile, goes, and its table; if it is cut short, also how to go on."""
+) -> int:
+    """Show how `run`, which is told what to call meanwhile, goes, and its table; 1 where its result is spoilt."""
+    started_s = time.monotonic()
     try:
         with Board(console, [config.strategy.name], config.until, says=False) as board:
             done = run(board.watch(0))
@@ -70,7 +62,9 @@ def to_its_end(
             console.print(how_to_go_on(context.obj, error.resume, config.strategy), markup=False, soft_wrap=True)
         raise
     _show(console, done)
-    return done
+    if config.simulated:
+        console.print(simulated_in(done.summary.wall_s, time.monotonic() - started_s), soft_wrap=True)
+    return 1 if done.summary.spoilt else 0
 
 
 def _show(console: Console, done: Run | None) -> None:

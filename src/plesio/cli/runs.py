@@ -147,7 +147,7 @@ def _table(found: list[Kept]) -> Table:
         if brief is not None:
             share = percent(brief.ideal_share) if brief.ideal_share is not None else ""
             metrics = [number(brief.metrics[name], 4) if name in brief.metrics else "" for name in names]
-            figures = [duration(brief.wall_s), number(brief.steps_per_s), share, *metrics]
+            figures = [duration(brief.wall_s), number(brief.steps_per_s, 2), share, *metrics]
         words = "; ".join(part for part in (one.ended, " ".join(f"#{tag}" for tag in one.tags), one.note) if part)
         cells = [one.folder.name, one.strategy, str(one.run.get("workers", "")), *figures, words]
         table.add_row(*map(Text, cells))

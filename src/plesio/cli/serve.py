@@ -12,7 +12,7 @@ from rich.logging import RichHandler
 
 from plesio.cli.live import terminal
 from plesio.cli.options import Watch, takes_settings
-from plesio.cli.run import code_of, to_its_end
+from plesio.cli.run import to_its_end
 from plesio.cli.typed import config_of
 from plesio.errors import ConfigurationError
 
@@ -62,6 +62,4 @@ def serve(
     log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
     told = socket.gethostname() if host in EVERYWHERE else host
     console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
-    return code_of(
-        to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))
-    )
+    return to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))

@@ -75,11 +75,9 @@ def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:
     if shown is not None:
         text = f"every={shown.group(1)}{'s' if shown.group(2) == 's' else ''}"
     key, equals, value = (part.strip() for part in text.partition("="))
-    if not equals and position is not None and name in RECIPES:
+    if not equals and position is not None:
         keys = list(inspect.signature(RECIPES[name]).parameters)
         key, value = (keys[position], key) if position < len(keys) else (key, "")
-    if key and not value and position is None and name in RECIPES:
-        recipe(name, **{key: None})  # raises if there is no such setting
     if not key or not value:
         raise StrategyError(f"setting {text!r} of {name} cannot be read; write key=value, such as every=16")
     return key, _value(key, value)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import typer
 from rich.text import Text
 
-from plesio.cli.live import simulated_in, terminal
+from plesio.cli.live import terminal
 from plesio.cli.options import REQUIRED, Arguments, ScriptPath, Watch, options_of, takes_settings
-from plesio.cli.run import code_of, train
+from plesio.cli.run import train
 from plesio.cli.typed import config_of, in_words
 from plesio.config.setting import Option
 from plesio.config.simulated import Simulated
@@ -35,9 +34,5 @@ def simulate(
     SCRIPT is that of `plesio run`: its gradients are computed, one worker's after the other's, only time is virtual.
     """
     config = config_of(typed)
-    console = terminal()
-    console.print(Text(f"{script}: {in_words(config, typed['cluster'])}"), soft_wrap=True)
-    started_s = time.monotonic()
-    done = train(context, console, script, arguments, config, watch)
-    console.print(Text(simulated_in(done.summary.wall_s, time.monotonic() - started_s)), soft_wrap=True)
-    return code_of(done)
+    terminal().print(Text(f"{script}: {in_words(config, typed['cluster'])}"), soft_wrap=True)
+    return train(context, script, arguments, config, watch)

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from plesio.cli.live import PLAIN_WIDTH, terminal
 from plesio.cli.settings import strategy_of
-from plesio.errors import StrategyError
 from plesio.strategy.recipes import RECIPES, USUAL
 
 EXAMPLE_WORKERS = 4
@@ -64,11 +63,7 @@ def strategies(
 def entry(name: str) -> Entry:
     """What there is to say about a recipe: from its signature, its docstring and the strategy it returns."""
     recipe = RECIPES[name]
-    try:
-        strategy = strategy_of(name, EXAMPLE_WORKERS)
-        answers = strategy.answers()
-    except Exception as error:
-        raise StrategyError(f"the recipe {name} cannot be listed: {type(error).__name__}: {error}") from error
+    answers = strategy_of(name, EXAMPLE_WORKERS).answers()
     text = inspect.getdoc(recipe) or ""
     idea = text.split("\n\n")[0].replace("\n", " ").replace("`", "")
     settings = {one.name: one.default for one in inspect.signature(recipe).parameters.values()}

@@ -167,7 +167,7 @@ def _cells(one: Prediction, ran: Prediction) -> list[str]:
     return [
         f"{least}{duration(one.time_s)}",
         f"{most}{ran.time_s / one.time_s:.2f}",
-        number(one.steps_per_s),
+        number(one.steps_per_s, 2),
         percent(one.waiting_share),
         f"{one.staleness:.2f}",
         f"worker {left_out}" if left_out else "",

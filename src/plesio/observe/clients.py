@@ -45,22 +45,19 @@ class ClientBook:
 
     def add(self, visits: Iterable[Visit]) -> None:
         for one in visits:
-            self._add(one)
-
-    def _add(self, one: Visit) -> None:
-        was = self._clients.get(one.client) or ClientSummary(one.client, 0, 0, 0.0, 0.0)
-        turns = was.turns + 1
-        self._clients[one.client] = ClientSummary(
-            one.client,
-            turns,
-            was.samples + one.samples,
-            was.seconds + one.seconds,
-            was.staleness + (one.staleness - was.staleness) / turns,
-            was.left_out + (not one.counts),
-            was.late + one.late,
-            one.first or was.before,
-            one.last or was.after,
-        )
+            was = self._clients.get(one.client) or ClientSummary(one.client, 0, 0, 0.0, 0.0)
+            turns = was.turns + 1
+            self._clients[one.client] = ClientSummary(
+                one.client,
+                turns,
+                was.samples + one.samples,
+                was.seconds + one.seconds,
+                was.staleness + (one.staleness - was.staleness) / turns,
+                was.left_out + (not one.counts),
+                was.late + one.late,
+                one.first or was.before,
+                one.last or was.after,
+            )
 
     def summaries(self) -> tuple[ClientSummary, ...]:
         return tuple(self._clients[client] for client in sorted(self._clients))

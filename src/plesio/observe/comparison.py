@@ -45,7 +45,7 @@ def cells(
     time = f"> {number(summary.wall_s)} s" if time_s is None else f"{time_s:.2f} s"
     return [
         time + _between(spread),
-        number(summary.steps_per_s),
+        number(summary.steps_per_s, 2),
         of_ideal(summary),
         percent(summary.waiting_share),
         f"{summary.staleness.mean:.2f}/{summary.staleness.max}",

@@ -211,7 +211,6 @@ class WorkerMeter:
         )
 
     def summary(self) -> WorkerSummary:
-        """The totals."""
         return msgspec.convert(self, WorkerSummary, from_attributes=True)
 
 
@@ -229,13 +228,11 @@ class Meter:
         self.begun = False
 
     def begin(self, now_s: float) -> None:
-        """Training begins now."""
         self.zero_s, self.begun = now_s, True
         for one in self.workers:
             one.granted_s = now_s
 
     def folded(self, worker: int, staleness: int) -> None:
-        """A contribution was folded."""
         one = self.workers[worker]
         one.folded += 1
         # Not `+= 1`: Counter calls a Python function for missing keys, and most are with thousands of workers.
@@ -243,7 +240,6 @@ class Meter:
         one.stale = staleness
 
     def dropped(self, worker: int, reason: str) -> None:
-        """A contribution was discarded."""
         one = self.workers[worker]
         one.discarded += 1
         self.discarded[reason] += 1
@@ -288,21 +284,12 @@ class Meter:
 
     def staleness(self) -> Staleness:
         """The distribution of the staleness of folded contributions."""
-        return staleness_of({one.worker: dict(one.staleness) for one in self.seated})
-
-
-def staleness_of(by_worker: dict[int, dict[int, int]]) -> Staleness:
-    """Mean and quantiles of a histogram by worker.
-
-    >>> staleness_of({0: {0: 3, 4: 1}})
-    Staleness(mean=1.0, p50=0, p99=4, max=4, by_worker={0: {0: 3, 4: 1}})
-    """
-    total = sum(map(Counter, by_worker.values()), Counter())
-    number = total.total()
-    if number == 0:
-        return Staleness(by_worker=by_worker)
-    mean = sum(tau * count for tau, count in total.items()) / number
-    return Staleness(mean, _quantile(total, 0.5), _quantile(total, 0.99), max(total), by_worker)
+        by_worker = {one.worker: dict(one.staleness) for one in self.seated}
+        total = sum(map(Counter, by_worker.values()), Counter())
+        if not total:
+            return Staleness(by_worker=by_worker)
+        mean = sum(tau * count for tau, count in total.items()) / total.total()
+        return Staleness(mean, _quantile(total, 0.5), _quantile(total, 0.99), max(total), by_worker)
 
 
 def _quantile(counts: Counter[int], share: float) -> int:

@@ -22,7 +22,7 @@ class Standing(Protocol):
 
 
 def running(live: Standing, target: tuple[str, float] | None) -> str:
-    speed = f" ({number(live.steps / live.time_s)}/s)" if live.time_s > 0.2 else ""
+    speed = f" ({number(live.steps / live.time_s, 2)}/s)" if live.time_s > 0.2 else ""
     return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{metrics_in_words(live.metrics, target)}"
 
 

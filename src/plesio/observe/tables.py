@@ -77,7 +77,7 @@ def _headline(summary: Summary, width: int) -> str:
         f"{summary.strategy}: {summary.ended}",
         f"{summary.wall_s:.2f} s",
         f"version {summary.version:,}",
-        f"{number(summary.steps_per_s)} steps/s ({of_ideal(summary)} of ideal)",
+        f"{number(summary.steps_per_s, 2)} steps/s ({of_ideal(summary)} of ideal)",
         f"waiting {percent(summary.waiting_share)}",
         f"staleness {stale.mean:.2f} mean, {stale.p50} p50, {stale.p99} p99, {stale.max} max",
         f"{byte_size(summary.bytes)} exchanged",

@@ -47,7 +47,6 @@ class StepTimes(msgspec.Struct, frozen=True):
 
     @property
     def mean_s(self) -> float:
-        """The mean."""
         return sum(self.seconds) / len(self.seconds)
 
 

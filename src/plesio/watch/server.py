@@ -13,7 +13,6 @@ The server holds no run in memory: for each page that is open it knows how far i
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
 import threading
@@ -71,10 +70,8 @@ def listening(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
     except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", None) or 0  # below 0: of a name that is not known
-        why = os.strerror(number) if number > 0 else str(error)
         raise ConfigurationError(
-            f"the live page cannot listen on {host}:{port}: {why}; give another --port (0 takes any), or another --host"
+            f"the live page cannot listen on {host}:{port}: {error}; give another --port (0 takes any), or another --host"
         ) from error
 
 

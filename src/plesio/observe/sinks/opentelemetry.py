@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plesio.observe.sinks.feed import Names, Told, needs
-from plesio.observe.summary import Summary
+from plesio.observe.sinks.feed import Names, Sink, Told, needs
 
 
-class OpenTelemetry:
+class OpenTelemetry(Sink):
     """Sets a gauge for each number, `plesio.run.steps` and the like, by the meter provider that the program has set.
 
     Args:
@@ -41,6 +40,3 @@ class OpenTelemetry:
             if known not in self._gauges:
                 self._gauges[known] = self._meter.create_gauge(known)
             self._gauges[known].set(value, self._attributes)
-
-    def end(self, summary: Summary | None) -> None:
-        pass

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from plesio.observe.sinks.feed import Told
+from plesio.observe.sinks.feed import Sink
 from plesio.observe.summary import Summary
 
 MICROSECONDS = 1e6
 
 
-class Perfetto:
+class Perfetto(Sink):
     """Writes what each worker did when, and the run's incidents, as a trace that https://ui.perfetto.dev opens.
 
     Args:
@@ -31,9 +31,6 @@ class Perfetto:
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._name = name
-
-    def tell(self, told: Told) -> None:
-        pass
 
     def end(self, summary: Summary | None) -> None:
         if summary is not None:

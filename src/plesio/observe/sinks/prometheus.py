@@ -8,11 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from plesio.observe.sinks.feed import Names, Told
-from plesio.observe.summary import Summary
+from plesio.observe.sinks.feed import Names, Sink, Told
 
 
-class Prometheus:
+class Prometheus(Sink):
     """Keeps a file in the text format of Prometheus: a gauge for each number, `plesio_run_steps` and the like.
 
     Args:
@@ -42,6 +41,3 @@ class Prometheus:
         known = f"plesio_{self._names(name)}"
         number = repr(float(value)) if isfinite(value) else "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
         return [f"# TYPE {known} gauge", f"{known}{self._label} {number}"]
-
-    def end(self, summary: Summary | None) -> None:
-        pass
