@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.live import Live as Screen
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from plesio.cli.output import OutputLostError, give_up_output
@@ -26,22 +24,13 @@ if TYPE_CHECKING:
 REDRAW_S = 0.1
 BAR = 20
 PLAIN_WIDTH = 118
-MARKS = {"queued": " ", "starting": "…", "running": "▸", "ended": "✓", "missed": "–", "failed": "✗"}
-STYLES = {"queued": "dim", "starting": "dim", "running": "bold", "ended": "green", "missed": "yellow", "failed": "red"}
+STARTING, RUNNING, ENDED, MISSED, FAILED = "[dim]…", "[bold]▸", "[green]✓", "[yellow]–", "[red]✗"
 
 
 def terminal() -> Console:
     """Standard output; where it is no terminal and nobody said otherwise, wide enough for our tables."""
     console = Console(highlight=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PLAIN_WIDTH)
-
-
-@dataclass(slots=True)
-class Line:
-    name: str
-    state: str = "queued"
-    words: str = ""
-    share: float = 0.0
 
 
 class Board:
@@ -54,70 +43,60 @@ class Board:
         self._console = console
         self._until = until
         self._says = says
-        self._lines = [Line(name) for name in names]
-        self._widest = max(map(len, names))
-        self._screen: Screen | None = None
+        self._names = [f"{name:{max(map(len, names))}}" for name in names]
+        self._progress = Progress(
+            TextColumn("{task.fields[mark]}", table_column=Column(width=1)),
+            TextColumn("{task.description}", markup=False, table_column=Column(min_width=len(self._names[0]))),
+            BarColumn(BAR, table_column=Column(width=BAR)),
+            TextColumn("{task.fields[words]}", markup=False, table_column=Column(no_wrap=True)),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        for name in self._names:
+            self._progress.add_task(name, total=1.0, mark=" ", words="")
         self._drawn_s = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._screen = Screen(self._draw(), console=self._console, auto_refresh=False, transient=True)
-            self._screen.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._screen is not None:
-            self._screen.stop()
+        self._progress.stop()
 
     def watch(self, number: int) -> Callable[[Live], None]:
         """What is to be told how the run of strategy `number` stands."""
-        self._set(number, "starting", "starting", 0.0)
+        self._set(number, STARTING, "starting", 0.0)
 
         def tell(live: Live) -> None:
             if time.monotonic() - self._drawn_s > REDRAW_S:
                 share = live.time_s / self._until.seconds if self._until.seconds else 0.0
-                self._set(number, "running", running(live, self._until.target), share)
+                self._set(number, RUNNING, running(live, self._until.target), share)
 
         return tell
 
     def ended(self, number: int, summary: Summary, which: str = "") -> None:
         target = self._until.target
         missed = target is not None and summary.time_to(*target) is None
-        self._set(number, "missed" if missed else "ended", which + ended(summary, target), 1.0)
-        self._say(number)
+        self._say(number, MISSED if missed else ENDED, which + ended(summary, target), 1.0)
 
     def failed(self, number: int, why: str) -> None:
-        self._set(number, "failed", f"failed: {why}", 0.0)
-        self._say(number)
+        self._say(number, FAILED, f"failed: {why}", 0.0)
 
-    def _set(self, number: int, state: str, words: str, share: float) -> None:
-        line = self._lines[number]
-        line.state, line.words, line.share = state, words, min(1.0, max(0.0, share))
-        if self._screen is not None:
-            try:
-                self._screen.update(self._draw(), refresh=True)
-            except OutputLostError:  # the terminal was closed: that ends the run (SIGHUP), in good order
-                give_up_output()
-        self._drawn_s = time.monotonic()
-
-    def _say(self, number: int) -> None:
-        if self._says and self._screen is None:
-            line = self._lines[number]
-            self._console.print(Text(f"{line.name:{self._widest}}  {line.words}"), soft_wrap=True)
+    def _say(self, number: int, mark: str, words: str, share: float) -> None:
+        self._set(number, mark, words, share)
+        if self._says and not self._console.is_terminal:
+            self._console.print(Text(f"{self._names[number]}  {words}"), soft_wrap=True)
             self._console.file.flush()
 
-    def _draw(self) -> Table:
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(width=1)
-        grid.add_column(min_width=self._widest)
-        grid.add_column(width=BAR)
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-        for line in self._lines:
-            style = STYLES[line.state]
-            bar = ProgressBar(total=1.0, completed=line.share, width=BAR) if line.share else ""
-            words = Text(line.words, style="" if line.state == "running" else style)
-            grid.add_row(Text(MARKS[line.state], style=style), Text(line.name, style=style), bar, words)
-        return grid
+    def _set(self, number: int, mark: str, words: str, share: float) -> None:
+        share = min(1.0, max(0.0, share))
+        try:
+            self._progress.update(TaskID(number), completed=share, mark=mark, words=words, refresh=True)
+        except OutputLostError:  # the terminal was closed: that ends the run (SIGHUP), in good order
+            give_up_output()
+        self._drawn_s = time.monotonic()
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
