@@ -9,11 +9,7 @@ ASKED = ("stop", "checkpoint")
 
 
 def ask(folder: Path, what: str) -> None:
-    """Ask for one of `ASKED`.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Ask for one of `ASKED`; an `OSError` says that the folder cannot be written."""
     (folder / f"asked-{what}").touch()
 
 

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def new_folder(runs: Path, stem: str) -> Path:
-    """A folder under `runs` that was not there, called `stem` or with a number behind it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """A folder under `runs` that was not there, called `stem` or with a number behind it."""
     runs.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = runs / (stem if number == 1 else f"{stem}-{number}")

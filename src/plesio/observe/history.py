@@ -84,11 +84,7 @@ class Kept:
 
 
 def history(runs: Path) -> list[Kept]:
-    """The run folders in `runs`, the one that changed last at the end.
-
-    Raises:
-        ConfigurationError: there is no such folder.
-    """
+    """The run folders in `runs`, the one that changed last at the end."""
     try:
         folders = sorted(one for one in runs.iterdir() if (one / CONFIGURATION).is_file())
     except OSError as error:
@@ -101,11 +97,7 @@ def history(runs: Path) -> list[Kept]:
 
 
 def kept(folder: Path) -> Kept:
-    """What one run folder holds; a part that cannot be read is left out, and why.
-
-    Raises:
-        ConfigurationError: it is no run folder.
-    """
+    """What one run folder holds; a part that cannot be read is left out, and why."""
     if not (folder / CONFIGURATION).is_file():
         raise ConfigurationError(
             f"{folder} is no run folder: it has no {CONFIGURATION}; plesio runs lists those there are"
@@ -172,11 +164,7 @@ def _brief(path: Path) -> tuple[Brief | None, str]:
 
 
 def read_summary(run: Path) -> Summary:
-    """All figures of a run, given by its folder or its summary.json.
-
-    Raises:
-        ConfigurationError: they are not there, or are not of a run.
-    """
+    """All figures of a run, given by its folder or its summary.json."""
     path = run / FIGURES if run.is_dir() else run
     try:
         written = msgspec.json.decode(path.read_bytes())
@@ -192,11 +180,7 @@ def read_summary(run: Path) -> Summary:
 
 
 def write_notes(folder: Path, tags: Iterable[str], note: str) -> None:
-    """Write down what people say about a run.
-
-    Raises:
-        ConfigurationError: it cannot be written, and what was written before is as it was.
-    """
+    """Write down what people say about a run; if it cannot be written, what was there before stays."""
     text = tomli_w.dumps({"tags": sorted({as_utf8(one) for one in tags}), "note": as_utf8(note)})
     new = folder / f"{NOTES}.new"
     try:
@@ -225,11 +209,7 @@ def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -
 
 
 def remove(folder: Path) -> None:
-    """Remove a run folder with all that is in it.
-
-    Raises:
-        ConfigurationError: it is no run folder, or cannot be removed.
-    """
+    """Remove a run folder with all that is in it."""
     if folder.is_symlink() or not (folder / CONFIGURATION).is_file():
         raise ConfigurationError(f"{folder} is no run folder: it is left alone")
     try:

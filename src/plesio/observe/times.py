@@ -67,11 +67,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured(summary: Summary) -> Measured:
-    """The step and exchange times of a run.
-
-    Raises:
-        ConfigurationError: it has no finished step.
-    """
+    """The step and exchange times of a run."""
     if not any(span.steps for span in summary.timeline):
         raise ConfigurationError(
             f"the run of {summary.strategy} has no measured step times: no step was finished; run it longer"

@@ -25,11 +25,7 @@ def check_installed() -> None:
 
 @contextmanager
 def live_page(runs: Path) -> Iterator[str]:
-    """Serve the runs in a folder on this host's loopback; gives the address to open.
-
-    Raises:
-        ConfigurationError: its packages are missing, or it cannot be served. DeadlineError: it does not start.
-    """
+    """Serve the runs in a folder on this host's loopback; gives the address to open."""
     check_installed()
     command = [sys.executable, "-m", "plesio", "watch", str(runs), "--port", "0", "--while-piped"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:

@@ -107,10 +107,7 @@ class Tail:
 
     def lines(self) -> list[str]:
         """The next whole lines, at most about `READ_MAX` bytes of them. A line that is no JSON is left out.
-
-        Raises:
-            OSError: the record is gone.
-        """
+        An `OSError` says that the record is gone."""
         with open(self._path, "rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode or os.fstat(file.fileno()).st_size < self._place:

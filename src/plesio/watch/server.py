@@ -61,11 +61,7 @@ HEADERS = {
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
+    """A socket that listens there."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
