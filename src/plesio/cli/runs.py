@@ -232,14 +232,12 @@ def pruned(
         except ConfigurationError as error:
             failed.append(str(error))
         else:
-            print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {_age(one)})")
+            print(
+                f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {duration(time.time() - one.changed_s)} old)"
+            )
     if not yes and found:
         print("with --yes they are removed, with their weights, journals and checkpoints")
     elif not found:
         print("nothing to remove")
     if failed:
         raise ConfigurationError("; ".join(failed))
-
-
-def _age(one: Kept) -> str:
-    return f"{duration(time.time() - one.changed_s)} old"

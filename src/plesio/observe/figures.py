@@ -74,16 +74,11 @@ def _short(values: Sequence[float] | Floats) -> list[float]:
 # Learning
 
 
-def metrics(summaries: Sequence[Summary], target: Target | None) -> list[str]:
-    """The evaluated metrics, the target's first."""
-    found = {metric: None for s in summaries for evaluation in s.history for metric in evaluation.metrics}
-    return sorted(found, key=lambda metric: target is None or metric != target[0])
-
-
 def learning(summaries: Sequence[Summary], target: Target | None) -> dict[str, Any]:
     """Charts of every evaluated metric, the training loss and other logged metrics; `notes` tell what is not drawn."""
     charts, notes = [], []
-    for metric in metrics(summaries, target):
+    evaluated = dict.fromkeys(name for s in summaries for one in s.history for name in one.metrics)
+    for metric in sorted(evaluated, key=lambda name: target is None or name != target[0]):  # the target's first
         curves = [[(one.time_s, one.metrics[metric]) for one in s.history if metric in one.metrics] for s in summaries]
         goal = target if target and metric == target[0] else None
         words = f"The global parameters' {metric}, evaluated on {_snapshots(summaries)}."

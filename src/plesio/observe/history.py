@@ -9,12 +9,11 @@ import contextlib
 import os
 import shutil
 import time
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import tomli_w
@@ -24,6 +23,7 @@ from plesio.observe.record import ending
 from plesio.observe.summary import Summary
 
 CONFIGURATION, FIGURES, NOTES = "run.toml", "summary.json", "notes.toml"
+Kind = TypeVar("Kind")
 DAY_S = 86_400.0
 UNREADABLE = (OSError, msgspec.DecodeError, ValueError)
 """What reading a file of a run raises: it is not there, is cut short, of another version, or no text."""
@@ -33,6 +33,13 @@ class Last(msgspec.Struct, frozen=True):
     """An evaluation in summary.json; null is a value that was no number."""
 
     metrics: dict[str, float | None]
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """run.toml."""
+
+    run: dict[str, Any] = {}
+    strategy: dict[str, Any] = {}
 
 
 class Notes(msgspec.Struct, frozen=True):
@@ -102,10 +109,10 @@ def kept(folder: Path) -> Kept:
         raise ConfigurationError(
             f"{folder} is no run folder: it has no {CONFIGURATION}; plesio runs lists those there are"
         )
-    configuration, why = _toml(folder / CONFIGURATION)
-    notes, unread = _notes(folder / NOTES)
+    configuration, why = _toml(folder / CONFIGURATION, Configuration)
+    notes, unread = _toml(folder / NOTES, Notes)
     brief, missing = _brief(folder / FIGURES)
-    run, strategy = (_table(configuration.get(name)) for name in ("run", "strategy"))
+    run, strategy = configuration.run, configuration.strategy
     return Kept(
         folder=folder,
         changed_s=_changed_s(folder),
@@ -130,25 +137,13 @@ def _changed_s(folder: Path) -> float:
     return max(times)
 
 
-def _toml(path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), ""
-    except UNREADABLE as error:
-        return {}, f"{path.name} cannot be read: {error}"
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _notes(path: Path) -> tuple[Notes, str]:
+def _toml(path: Path, kind: type[Kind]) -> tuple[Kind, str]:
     if not path.exists():
-        return Notes(), ""
-    document, why = _toml(path)
+        return kind(), ""
     try:
-        return msgspec.convert(document, Notes), why
-    except msgspec.ValidationError as error:
-        return Notes(), f"{path.name} cannot be read: {error}"
+        return msgspec.toml.decode(path.read_bytes(), type=kind), ""
+    except UNREADABLE as error:
+        return kind(), f"{path.name} cannot be read: {error}"
 
 
 def _brief(path: Path) -> tuple[Brief | None, str]:

@@ -63,7 +63,7 @@ def write_report(
     template = (page / "page.html").read_text(encoding="utf-8")
     text = re.sub(  # in one pass: what is put in is not searched
         r"\{\{([\w.]+)\}\}",
-        lambda match: parts[match[1]] if match[1] in parts else _unindented(page / match[1]),
+        lambda match: parts.get(match[1]) or _unindented(page / match[1]),
         template,
     )
     path.write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ The server holds no run in memory: for each page that is open it knows how far i
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import secrets
 import socket
 import threading
@@ -42,15 +43,7 @@ BEAT = 20
 """After so many looks without anything new, something is sent all the same, so that a closed page is noticed."""
 SHOWN_MAX = 10
 """How many runs a page shows at a time."""
-FILES = {
-    "": ("live.html", "text/html"),
-    "live.css": ("live.css", "text/css"),
-    "live.js": ("live.js", "text/javascript"),
-    "report.css": ("report.css", "text/css"),
-    "report.js": ("report.js", "text/javascript"),
-    "uplot.min.css": ("uplot.min.css", "text/css"),
-    "uplot.min.js": ("uplot.min.js", "text/javascript"),
-}
+FILES = ("live.css", "live.js", "report.css", "report.js", "uplot.min.css", "uplot.min.js")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -81,7 +74,8 @@ class Page:
             Route("/runs", self._runs),
             Route("/events", self._events),
             Route("/ask", self._ask, methods=["POST"]),
-            *(Route(f"/{name}", _static(*file)) for name, file in FILES.items()),
+            Route("/", _static("live.html")),
+            *(Route(f"/{name}", _static(name)) for name in FILES),
         ]
         app = Starlette(routes=[Mount(f"/{self.token}", routes=routes)])
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
@@ -104,7 +98,8 @@ class Page:
         self._server.should_exit = True
 
     async def _runs(self, request: Request) -> Response:
-        return _json(await asyncio.to_thread(self._book.listed))
+        listed = as_json(await asyncio.to_thread(self._book.listed))
+        return Response(listed, media_type="application/json", headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
         known = await asyncio.to_thread(found, self._book.runs)
@@ -146,17 +141,14 @@ class Page:
         return PlainTextResponse("asked", 200, HEADERS)
 
 
-def _static(name: str, kind: str):  # type: ignore[no-untyped-def]
+def _static(name: str):  # type: ignore[no-untyped-def]
+    kind, _ = mimetypes.guess_type(name)
     content = (resources.files("plesio.observe") / "page" / name).read_bytes()
 
     async def answer(request: Request) -> Response:
         return Response(content, media_type=kind, headers=HEADERS)
 
     return answer
-
-
-def _json(what: object) -> Response:
-    return Response(as_json(what), media_type="application/json", headers=HEADERS)
 
 
 def _text(what: str) -> str:

@@ -47,12 +47,7 @@ class Told(NamedTuple):
     @property
     def numbers(self) -> dict[str, float]:
         """All of it by name, with `run/` before what is of the run itself."""
-        own = {
-            "run/time_s": self.time_s,
-            "run/version": self.version,
-            "run/steps": self.steps,
-            "run/samples": self.samples,
-        }
+        own = {f"run/{name}": getattr(self, name) for name in ("time_s", "version", "steps", "samples")}
         return {**own, **self.values}
 
 
