@@ -508,7 +508,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
     options = ["--strategies", "async_sgd,buffered", "--workers", "1", "--until", "accuracy=2", "--until", "steps=20"]
     assert main(["compare", path, *options]) == 1
     out = capsys.readouterr().out
-    assert "async_sgd did not reach accuracy 2 " in out
+    assert "No run reached accuracy 2 " in out
     assert "buffered(k=2) failed: until accuracy=2: unknown metric 'accuracy'; known: error" in out
 
 

@@ -133,6 +133,6 @@ def test_replay_of_a_notebooks_run_says_where_to_replay_it() -> None:
     head = type("Head", (), {"script": "/tmp/ipykernel_12/442.py"})()
     assert isinstance(JournalHead, type)
     with pytest.raises(
-        ps.ConfigurationError, match=r"started in a notebook: replay it there, by ps.replay\(folder, train\)"
+        ps.ConfigurationError, match=r"is not there; .* or replay the run in Python: ps.replay\(run, train\)"
     ):
         _train_of(head, None, None, force=False)

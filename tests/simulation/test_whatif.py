@@ -585,7 +585,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--strategies", "asynch_sgd"], "did you mean 'async_sgd'"),
         (["--bandwidth", "fast"], "--bandwidth fast"),
         (["--bandwidth", "0"], "above 0"),
-        (["--workers", "0"], "--workers 0: a whole number of at least 1"),
+        (["--workers", "0"], "workers=0: a whole number of at least 1"),
     ],
 )
 def test_invalid_arguments_are_refused(

@@ -49,6 +49,7 @@ Report = Annotated[
 ]
 
 
+FIGURES = ("steps_per_s", "ideal_share", "waiting_share", "bytes", "folded", "samples")
 INSTEAD = [
     Option("--workers", "How many. Without it 4 processes; with --cluster what its file describes, 8 of a preset.",
            kind=int | None),
@@ -260,14 +261,9 @@ def _row(row: Summary | Failed, target: tuple[str, float] | None, metric: str) -
     return {
         "strategy": row.strategy,
         "time_to_target_s": one.time_to(*target) if one and target else None,
-        "steps_per_s": one and one.steps_per_s,
-        "ideal_share": one and one.ideal_share,
-        "waiting_share": one and one.waiting_share,
+        **{name: getattr(row, name, None) for name in FIGURES},
         "staleness_mean": one and one.staleness.mean,
         "staleness_max": one and one.staleness.max,
-        "bytes": one and one.bytes,
         **{name: one and one.final(name) for name in ("accuracy", metric)},
-        "folded": one and one.folded,
         "discarded": one and sum(one.discarded.values()),
-        "samples": one and one.samples,
     }

@@ -83,7 +83,6 @@ def _train_of(
 ) -> Callable[..., object]:
     """The training function to do it again with: the `train` of the script that is named, or of the file it was in."""
     from plesio.cli.script import load
-    from plesio.observe.provenance import source_of, train_hash
 
     path = script or Path(head.script)
     if not path.is_file():
@@ -93,11 +92,4 @@ def _train_of(
         )
     if not force:
         _check_unchanged(head, path)
-    train = load(path, arguments).train
-    source = source_of(train)
-    if source != str(path.resolve()) and train_hash(train) != head.train_hash and not force:
-        raise ConfigurationError(
-            f"the run trained a function of {head.script}, and the train of {path} is another, of {source or 'no file'}; "
-            "name the script whose train it was with --script FILE, or replay it in Python: ps.replay(run, train)"
-        )
-    return train
+    return load(path, arguments).train

@@ -232,9 +232,8 @@ def pruned(
         except ConfigurationError as error:
             failed.append(str(error))
         else:
-            print(
-                f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {duration(time.time() - one.changed_s)} old)"
-            )
+            age = duration(time.time() - one.changed_s)
+            print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {age} old)")
     if not yes and found:
         print("with --yes they are removed, with their weights, journals and checkpoints")
     elif not found:

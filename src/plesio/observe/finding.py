@@ -8,7 +8,7 @@ from math import inf
 
 from plesio.observe.amounts import number, of_ideal
 from plesio.observe.comparison import Target
-from plesio.observe.repeats import cost, tied
+from plesio.observe.repeats import cost, first
 from plesio.observe.summary import Summary, lower_is_better
 
 _BASELINES = ("sync_sgd", "allreduce")  # what others are compared with
@@ -26,7 +26,7 @@ def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequen
     best = summaries[order[0]]
     if target is not None and cost(best, target) == inf:
         return _missed(summaries, target)
-    winners = sorted([order[0], *tied(repeats, order[0], target)])
+    winners = first(repeats, target) or order[:1]
     others = [summaries[k] for k in order if k not in winners]
     most = max(map(len, repeats))
     runs = f" (the {'' if most % 2 else 'upper '}median of {most} runs)" if most > 1 else ""

@@ -205,8 +205,6 @@ def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -
 
 def remove(folder: Path) -> None:
     """Remove a run folder with all that is in it."""
-    if folder.is_symlink() or not (folder / CONFIGURATION).is_file():
-        raise ConfigurationError(f"{folder} is no run folder: it is left alone")
     try:
         shutil.rmtree(folder)
     except OSError as error:

@@ -47,12 +47,9 @@ def first(repeats: Sequence[Sequence[Summary]], target: Target | None) -> list[i
     None where no middle run reached the target."""
     middles = [cost(middle(runs, target), target) for runs in repeats]
     best = min(range(len(repeats)), key=middles.__getitem__, default=-1)
-    return [] if best < 0 or middles[best] == inf else sorted([best, *tied(repeats, best, target)])
-
-
-def tied(repeats: Sequence[Sequence[Summary]], best: int, target: Target | None) -> list[int]:
-    """Which strategies are no worse than the `best`, as far as these runs can tell."""
-    return [k for k in range(len(repeats)) if k != best and not _apart(repeats[best], repeats[k], target)]
+    if best < 0 or middles[best] == inf:
+        return []
+    return [k for k in range(len(repeats)) if k == best or not _apart(repeats[best], repeats[k], target)]
 
 
 def _apart(best: Sequence[Summary], other: Sequence[Summary], target: Target | None) -> bool:
