@@ -527,12 +527,12 @@ def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -
     assert [row["waiting"] for row in data["lanes"]["groups"][0]["rows"]] == ["<1%", "0%"]
 
 
-def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
-    assert setting(runs) == "4 workers; the slowest, worker 3, takes 10 times as long for a step as the fastest."
-    assert setting([bare()]) == "0 workers."
+def test_the_setting_says_how_slow_the_slowest_worker_is(runs: list[Summary]) -> None:
+    assert setting(runs) == "Workers: 4; the slowest takes 10 times as long for a step as the fastest."
+    assert setting([bare()]) == "Workers: 0."
     even = msgspec.structs.replace(runs[0], workers=runs[0].workers[:2])
-    assert setting([even]) == "2 workers, about equally fast."
-    assert setting([even, runs[1]]).startswith("2 to 4 workers;")
+    assert setting([even]) == "Workers: 2; the slowest takes 1.0 times as long for a step as the fastest."
+    assert setting([even, runs[1]]).startswith("Workers: 2 to 4;")
 
 
 def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:

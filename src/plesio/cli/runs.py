@@ -116,17 +116,13 @@ def _goals(folder: Path) -> dict[str, float]:
 
 
 def _row(one: Kept) -> dict[str, Any]:
-    brief = one.brief
     return {
         "folder": str(one.folder),
         "strategy": one.strategy,
         "train": one.run.get("train"),
         "workers": one.run.get("workers"),
         "ended": one.ended,
-        "wall_s": brief and brief.wall_s,
-        "steps_per_s": brief and brief.steps_per_s,
-        "ideal_share": brief and brief.ideal_share,
-        "metrics": brief and brief.metrics,
+        **{name: getattr(one.brief, name, None) for name in ("wall_s", "steps_per_s", "ideal_share", "metrics")},
         "tags": one.tags,
         "note": one.note,
     }

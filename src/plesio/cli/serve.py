@@ -22,8 +22,6 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to other hosts 
 Rejoin = Annotated[
     float, typer.Option("--rejoin-s", metavar="SECONDS", help="How long to wait when all workers are gone.")
 ]
-EVERYWHERE = ("0.0.0.0", "::")
-"""All addresses of this host: no worker can go there."""
 
 
 @takes_settings(but=["engine", "faults", "pace", "evaluate_every_s"])
@@ -60,6 +58,6 @@ def serve(
     log = logging.getLogger("plesio")
     log.setLevel(logging.INFO)
     log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
-    told = socket.gethostname() if host in EVERYWHERE else host
+    told = socket.gethostname() if host in ("0.0.0.0", "::") else host  # all addresses: no worker can go there
     console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
     return to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))

@@ -117,10 +117,5 @@ def save_weights(state_dict: dict[str, torch.Tensor], path: Path) -> None:
         own[name] = (tensor.clone() if tensor.data_ptr() in seen else tensor).contiguous()
         seen.add(tensor.data_ptr())
     save_file(own, path)
-    path.chmod(0o666 & ~_umask())  # safetensors writes with mode 0600
-
-
-def _umask() -> int:
-    """The process's umask; the only way to read it is to set it."""
-    os.umask(mask := os.umask(0))
-    return mask
+    os.umask(mask := os.umask(0))  # the only way to read it is to set it
+    path.chmod(0o666 & ~mask)  # safetensors writes with mode 0600

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import inf
+from statistics import median
 
 from plesio.observe.amounts import number, of_ideal
 from plesio.observe.comparison import Target
@@ -83,16 +84,9 @@ def _missed(summaries: Sequence[Summary], target: Target) -> str:
 def setting(summaries: Sequence[Summary]) -> str:
     """How many workers took part, and how much their speeds differed."""
     counts = sorted({len(s.workers) for s in summaries})
-    plural = "s" if counts[0] != 1 else ""
-    workers = f"{counts[0]} to {counts[-1]} workers" if len(counts) > 1 else f"{counts[0]} worker{plural}"
-    speeds: dict[int, list[float]] = {}
-    for worker in (w for s in summaries for w in s.workers if w.speed > 0):
-        speeds.setdefault(worker.worker, []).append(worker.speed)
-    if len(speeds) < 2:
+    workers = f"Workers: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}"
+    speeds = [[worker.speed for worker in s.workers if worker.speed > 0] for s in summaries]
+    ratios = [max(one) / min(one) for one in speeds if len(one) > 1]
+    if not ratios:
         return f"{workers}."
-    typical = {worker: sorted(values)[len(values) // 2] for worker, values in speeds.items()}
-    slow, fast = min(typical, key=lambda w: typical[w]), max(typical, key=lambda w: typical[w])
-    ratio = typical[fast] / typical[slow]
-    if ratio < 1.25:
-        return f"{workers}, about equally fast."
-    return f"{workers}; the slowest, worker {slow}, takes {number(ratio, 2)} times as long for a step as the fastest."
+    return f"{workers}; the slowest takes {number(median(ratios), 2)} times as long for a step as the fastest."

@@ -27,8 +27,6 @@ def versions() -> dict[str, str]:
 
 def source_of(train: Callable[..., object] | None) -> str:
     """The file that a training function is written in; empty if it is in none."""
-    if train is None:
-        return ""
     try:
         return str(Path(inspect.getfile(inspect.unwrap(_routine_or_class(train)))).resolve())
     except TypeError:

@@ -67,9 +67,6 @@ def _commit(folder: Path) -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)", info.read_text() if info.exists() else "", re.MULTILINE)
+    return found[1] if found else platform.processor() or "unknown"

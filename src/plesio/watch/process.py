@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from plesio.errors import ConfigurationError, DeadlineError
+from plesio.observe.sinks.feed import needs
 from plesio.transport.channel import readable
 
 START_S = 60.0
@@ -19,8 +19,7 @@ END_S = 5.0
 def check_installed() -> None:
     """Raise `ConfigurationError` where the page's packages are missing."""
     for package in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigurationError(f"the live page needs the package {package}: pip install 'plesio[watch]'")
+        needs("the live page", package, "watch")
 
 
 @contextmanager

@@ -112,15 +112,16 @@ class Page:
         while not self._server.should_exit:
             new = False
             for name, tail in list(tails.items()):
+                run = as_json(name).decode()
                 try:
                     lines = await asyncio.to_thread(tail.lines)
                 except OSError:
                     del tails[name]
-                    yield f'data: {{"run":{_text(name)},"gone":true}}\n\n'
+                    yield f'data: {{"run":{run},"gone":true}}\n\n'
                     continue
                 if lines:
                     new = True
-                    yield f'data: {{"run":{_text(name)},"lines":[{",".join(lines)}]}}\n\n'
+                    yield f'data: {{"run":{run},"lines":[{",".join(lines)}]}}\n\n'
             idle = 0 if new else idle + 1
             if idle % BEAT == 1:  # also at once, when all that there was has been sent
                 yield 'data: {"idle":true}\n\n'
@@ -149,7 +150,3 @@ def _static(name: str):  # type: ignore[no-untyped-def]
         return Response(content, media_type=kind, headers=HEADERS)
 
     return answer
-
-
-def _text(what: str) -> str:
-    return as_json(what).decode()

@@ -76,10 +76,10 @@ class Sink(Protocol):
         """It is over; None where there is nothing to sum up."""
 
 
-def needs(sink: str, package: str, extra: str) -> None:
-    """Raise `ConfigurationError` where the package that a sink writes with is not installed."""
+def needs(what: str, package: str, extra: str) -> None:
+    """Raise `ConfigurationError` where a package that something needs is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise ConfigurationError(f"sinks: {sink} needs the package {package}; pip install 'plesio[{extra}]'")
+        raise ConfigurationError(f"{what} needs the package {package}; pip install 'plesio[{extra}]'")
 
 
 class Names:
