@@ -11,7 +11,7 @@ from plesio.observe import asked, record
 from plesio.observe.record import LIVE, Record
 from plesio.observe.standing import Standing, WorkerNow
 from plesio.observe.summary import Incident
-from plesio.watch.runs import Book, Tail, found
+from plesio.watch.runs import Tail, found, listed
 
 HEAD = {"strategy": "async_sgd", "workers": 1}
 
@@ -145,7 +145,7 @@ def test_runs_are_found_with_what_is_wrong_with_them(tmp_path: Path) -> None:
         (tmp_path / name / LIVE).write_text(content)
     (tmp_path / "nothing").mkdir()
     assert set(found(tmp_path)) == {"good", "ray/one", "other", "half"}
-    why = {one.name: one.other for one in Book(tmp_path).listed()}
+    why = {one.name: one.other for one in listed(tmp_path)}
     assert why["good"] == why["ray/one"] == ""
     assert "another version" in why["other"]
     assert "half-written" in why["half"]
@@ -153,12 +153,11 @@ def test_runs_are_found_with_what_is_wrong_with_them(tmp_path: Path) -> None:
 
 
 def test_a_head_that_was_half_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    book = Book(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LIVE).touch()
-    assert "half-written" in book.listed()[0].other
+    assert "half-written" in listed(tmp_path)[0].other
     Record(tmp_path / "run", HEAD).end("")
-    assert (book.listed()[0].strategy, book.listed()[0].other) == ("async_sgd", "")
+    assert (listed(tmp_path)[0].strategy, listed(tmp_path)[0].other) == ("async_sgd", "")
 
 
 def test_runs_that_are_no_text_do_not_hide_the_others(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_runs_that_are_no_text_do_not_hide_the_others(tmp_path: Path) -> None:
     other = tmp_path / "caf\udce9"
     other.mkdir()
     Record(other, HEAD).end("")
-    assert {one.name for one in Book(tmp_path).listed()} == {"strategy", "context", "caf\\udce9"}
+    assert {one.name for one in listed(tmp_path)} == {"strategy", "context", "caf\\udce9"}
     assert Tail(tmp_path / "strategy").lines() == []
     assert len(Tail(tmp_path / "context").lines()) == 1
 
@@ -180,7 +179,7 @@ def test_the_run_that_began_last_is_listed_first_whoever_wrote_last(tmp_path: Pa
         records.append(Record(tmp_path / str(number), {**HEAD, "began": float(number)}))
     for one in reversed(records):
         one.end("")
-    assert [one.name for one in Book(tmp_path).listed()] == ["1", "0"]
+    assert [one.name for one in listed(tmp_path)] == ["1", "0"]
 
 
 def test_what_was_asked_is_taken_once(tmp_path: Path) -> None:

@@ -48,9 +48,8 @@ def serve(
     config, console = config_of(typed), terminal()
     if config.until.metrics:
         raise ConfigurationError(
-            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; take steps or samples. "
-            "Measure in the training function, which may end the run by worker.stop(why), or have a worker's process start the "
-            "head (torchrun, SLURM, Ray) with ps.join(evaluate=...)"
+            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; take steps or "
+            "samples, or have the training function measure, which may end the run by worker.stop(why)"
         )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)

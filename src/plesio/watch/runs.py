@@ -58,44 +58,27 @@ def _folders(place: Path, depth: int) -> Iterator[Path]:
                 yield from _folders(path, depth - 1)
 
 
-class Book:
-    """The list of runs; the head of each is read until it is whole."""
-
-    def __init__(self, runs: Path) -> None:
-        self.runs = runs
-        self._heads: dict[str, _Line] = {}
-        self._ended: set[str] = set()
-
-    def listed(self) -> list[Listed]:
-        """All runs, the one that began last first."""
-        paths = found(self.runs)
-        self._heads = {name: head for name, head in self._heads.items() if name in paths}
-        self._ended &= paths.keys()
-        runs = [one for name, path in paths.items() for one in self._listed(name, path)]
-        return sorted(runs, key=lambda one: (one.began, one.name), reverse=True)
-
-    def _listed(self, name: str, path: Path) -> Iterator[Listed]:
-        with suppress(OSError):  # it may be removed meanwhile
-            changed = (path / LIVE).stat().st_mtime
-            silent_s = max(0.0, time.time() - changed)
-            try:
-                head = self._heads.get(name) or _head(path)
-            except UNREADABLE:
-                yield Listed(name, "?", changed, silent_s, other="its record is damaged or half-written")
-                return
-            if head.kind != "head" or head.format != FORMAT:
-                why = "its record is of another version of plesio"
-                yield Listed(name, head.strategy or "?", changed, silent_s, other=why)
-                return
-            self._heads[name] = head
-            if name not in self._ended and ending(path) is not None:
-                self._ended.add(name)
-            yield Listed(name, head.strategy, head.began, silent_s, name in self._ended)
+def listed(runs: Path) -> list[Listed]:
+    """All runs, the one that began last first."""
+    known = [one for name, path in found(runs).items() for one in _listed(name, path)]
+    return sorted(known, key=lambda one: (one.began, one.name), reverse=True)
 
 
-def _head(path: Path) -> _Line:
-    with open(path / LIVE, "rb") as file:
-        return msgspec.json.decode(file.readline(READ_MAX), type=_Line)
+def _listed(name: str, path: Path) -> Iterator[Listed]:
+    with suppress(OSError):  # it may be removed meanwhile
+        changed = (path / LIVE).stat().st_mtime
+        silent_s = max(0.0, time.time() - changed)
+        try:
+            with open(path / LIVE, "rb") as file:
+                head = msgspec.json.decode(file.readline(READ_MAX), type=_Line)
+        except UNREADABLE:
+            yield Listed(name, "?", changed, silent_s, other="its record is damaged or half-written")
+            return
+        if head.kind == "head" and head.format == FORMAT:
+            yield Listed(name, head.strategy, head.began, silent_s, ending(path) is not None)
+        else:
+            why = "its record is of another version of plesio"
+            yield Listed(name, head.strategy or "?", changed, silent_s, other=why)
 
 
 class Tail:

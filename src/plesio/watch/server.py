@@ -33,7 +33,7 @@ from plesio.errors import ConfigurationError
 from plesio.observe.asked import ASKED, ask
 from plesio.observe.encoding import as_json
 from plesio.observe.record import ending
-from plesio.watch.runs import Book, Tail, found
+from plesio.watch.runs import Tail, found, listed
 
 EVERY_S = 0.5
 """How often runs under way are looked at."""
@@ -68,7 +68,7 @@ class Page:
     """The server for the runs in one folder."""
 
     def __init__(self, runs: Path, sock: socket.socket) -> None:
-        self._book, self._socket = Book(runs), sock
+        self._all, self._socket = runs, sock
         self.token = secrets.token_urlsafe(16)
         routes = [
             Route("/runs", self._runs),
@@ -98,11 +98,11 @@ class Page:
         self._server.should_exit = True
 
     async def _runs(self, request: Request) -> Response:
-        listed = as_json(await asyncio.to_thread(self._book.listed))
-        return Response(listed, media_type="application/json", headers=HEADERS)
+        known = as_json(await asyncio.to_thread(listed, self._all))
+        return Response(known, media_type="application/json", headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
-        known = await asyncio.to_thread(found, self._book.runs)
+        known = await asyncio.to_thread(found, self._all)
         names = request.query_params.getlist("run")[:SHOWN_MAX]
         tails = {name: Tail(known[name]) for name in names if name in known}
         return StreamingResponse(self._stream(tails), media_type="text/event-stream", headers=HEADERS)
@@ -130,7 +130,7 @@ class Page:
 
     async def _ask(self, request: Request) -> Response:
         name, what = request.query_params.get("run", ""), request.query_params.get("what", "")
-        known = await asyncio.to_thread(found, self._book.runs)
+        known = await asyncio.to_thread(found, self._all)
         if name not in known or what not in ASKED:
             return PlainTextResponse("no such run, or nothing that can be asked for", 404, HEADERS)
         if await asyncio.to_thread(ending, known[name]) is not None:
