@@ -65,16 +65,12 @@ class Comparison:
     """The work that each strategy does, and what came out so far, in the order of the strategies."""
 
     script: Path
-    config: RunConfig
-    """The first strategy's; the others' differ from it in the strategy alone."""
-    words: str
-    """Tell of the work."""
+    config: RunConfig  # the first strategy's; the others' differ from it in the strategy alone
+    words: str  # tell of the work
     report: Path
     json_file: Path | None
-    rows: list[Summary | Failed] = field(default_factory=list)
-    """Of several runs of a strategy, the middle one."""
-    repeats: list[list[Summary]] = field(default_factory=list)
-    """All runs of each strategy that did not fail."""
+    rows: list[Summary | Failed] = field(default_factory=list)  # of several runs of a strategy, the middle one
+    repeats: list[list[Summary]] = field(default_factory=list)  # all runs of each strategy that did not fail
     first_failure: str = ""
 
     @property

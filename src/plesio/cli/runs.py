@@ -25,8 +25,7 @@ from plesio.observe.tables import compare_table
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the run folders are.")]
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
-METRICS = 2
-"""How many metrics the list shows."""
+METRICS = 2  # how many metrics the list shows
 LIMITS = ("seconds", "steps", "samples")
 
 commands = typer.Typer(cls=CommandGroup)

@@ -10,8 +10,6 @@ import typer
 
 
 class Scheduler(StrEnum):
-    """What there is a template for, and its file's name."""
-
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
 

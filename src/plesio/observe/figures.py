@@ -18,8 +18,7 @@ from plesio.observe.summary import EXTREMES, Span, Summary, telling
 Curve = list[tuple[float, float]]
 Floats = npt.NDArray[np.float64]
 
-POINTS_MAX = 2000
-"""Points of a line in the page."""
+POINTS_MAX = 2000  # points of a line in the page
 LANE_COLUMNS = 900
 KINDS = {"compute": "c", "wait": "w", "exchange": "e"}
 """The letter of each kind of span in a lane; a blank where nothing was recorded."""
@@ -67,7 +66,6 @@ def _spent(s: Summary) -> dict[str, list[float]]:
 
 
 def _short(values: Sequence[float] | Floats) -> list[float]:
-    """`values` with fewer digits."""
     return [float(f"{value:.7g}") for value in values]
 
 

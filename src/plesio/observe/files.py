@@ -36,14 +36,7 @@ from plesio.observe.summary import Evaluation, Logged, Summary
 class RunFolder:
     """A new folder under `runs`, with the configuration in it.
 
-    Args:
-        configuration: what goes into run.toml.
-        title: what is trained, for the report.
-        note: its settings in words, for the report.
-        target: the metric that the run is to reach, if any.
-
-    Raises:
-        ConfigurationError: it cannot be written there.
+    For the report, `title` says what is trained, and `note` its settings in words; `target` is the metric that it is to reach.
     """
 
     def __init__(

@@ -15,12 +15,9 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import NamedTuple
 
-MOST = 2_000
-"""Exchanges that are looked at, of all workers together."""
-QUICK = 0.1
-"""An exchange is quick, and a gap short, if at most this share of them were shorter."""
-PARTS, ROUNDS = 16, 3
-"""How many service times are tried, and how often the queues are gone through with each."""
+MOST = 2_000  # exchanges that are looked at, of all workers together
+QUICK = 0.1  # an exchange is quick, and a gap short, if at most this share of them were shorter
+PARTS, ROUNDS = 16, 3  # how many service times are tried, and how often the queues are gone through with each
 ALIKE = 0.01
 """Of service times that explain as much, but for this share of a cycle, the longest is taken: lock step hides queues."""
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from plesio.observe.summary import Logged
 
-ENTRIES_MAX = 100_000
-"""Limit for all workers of a run together."""
+ENTRIES_MAX = 100_000  # limit for all workers of a run together
 
 
 class Logbook:

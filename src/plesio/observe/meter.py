@@ -22,8 +22,7 @@ import msgspec
 from plesio.observe.standing import ALL, EACH_MAX, WorkerNow
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
-SPANS_MAX = 20_000
-"""Spans kept per worker for the timeline; totals go on after that."""
+SPANS_MAX = 20_000  # spans kept per worker for the timeline; totals go on after that
 
 AHEAD = 5
 """Upper bound on a worker's spans that are dated after now, in a simulation: an answer, a step to its data, the data, a cancelled
@@ -253,12 +252,10 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        """Local optimizer steps of all workers."""
         return sum(one.steps for one in self.workers)
 
     @property
     def samples(self) -> int:
-        """Samples behind all contributions."""
         return sum(one.samples for one in self.workers)
 
     def ideal_share(self, now_s: float) -> float:

@@ -32,19 +32,12 @@ from plesio.observe.summary import Incident
 LIVE = "live.jsonl"
 FORMAT = 1
 RECENT, OLD_MAX, EVENTS_MAX = 600, 1200, 500
-DISCARDS_S = 5.0
-"""How often it is told that contributions were discarded."""
-LAST_MAX = 1 << 16
-"""Bytes of a record's last line that are read."""
+DISCARDS_S = 5.0  # how often it is told that contributions were discarded
+LAST_MAX = 1 << 16  # bytes of a record's last line that are read
 
 
 class Record:
-    """Writes the file of one run.
-
-    Args:
-        folder: the run folder.
-        head: what the run is, as plain data.
-    """
+    """Writes the file of one run into its folder; `head` says what the run is, as plain data."""
 
     def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
         self._path = folder / LIVE
@@ -68,7 +61,6 @@ class Record:
     def at(
         self, time_s: float, version: int, steps: int, samples: int, values: Mapping[str, float], now: Standing
     ) -> None:
-        """How the run stands."""
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         self._values.update(changed)
         told = {"t": _short(time_s), "version": version, "steps": steps, "samples": samples, "values": changed}
@@ -96,14 +88,12 @@ class Record:
             self._thin()
 
     def event(self, incident: Incident) -> None:
-        """Something happened."""
         told = {"t": _short(max(0.0, incident.time_s)), "worker": incident.worker, "what": incident.what}
         line = self._line("event", told)
         self._events.append((self._number, line))
         self._write(line)
 
     def end(self, why: str, *, failed: bool = False) -> None:
-        """The run is over."""
         self._write(self._line("end", {"why": why, "failed": failed}))
         self._file.close()
 

@@ -8,13 +8,11 @@ from math import inf
 from plesio.observe.comparison import Target, on_staleness, time_of
 from plesio.observe.summary import Summary
 
-FEWEST = 3
-"""Runs of each strategy from which their own spread tells what chance makes."""
+FEWEST = 3  # runs of each strategy from which their own spread tells what chance makes
 SEEDS = 2.5
 """By what factor fewer runs have to differ in time to the target: of 40 seeds of one strategy the slowest takes up to 2.4 times
 as long as the fastest, on the digits (benchmarks/winners.py)."""
-SPEEDS = 1.1
-"""The same without a target, by steps a second, which hardly depend on seeds."""
+SPEEDS = 1.1  # the same without a target, by steps a second, which hardly depend on seeds
 GAP = 0.5
 """How far apart the times of three runs each have to be, as a share of the wider spread. Without a gap chance alone parts two
 equal strategies in one comparison of ten; of four runs each, in one of 35."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-ALL = -1
-"""The key of what is counted for all workers together."""
-EACH_MAX = 8
-"""Up to how many workers staleness is told of each."""
-LISTED_MAX = 64
-"""How many workers are told of by themselves."""
+ALL = -1  # the key of what is counted for all workers together
+EACH_MAX = 8  # up to how many workers staleness is told of each
+LISTED_MAX = 64  # how many workers are told of by themselves
 
 
 class WorkerNow(msgspec.Struct, frozen=True, array_like=True):

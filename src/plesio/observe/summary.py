@@ -15,8 +15,7 @@ from plesio.observe.clients import ClientSummary
 
 UNUSED = "a loop that ends early leaves the rest of its epoch, and so may a worker that dies at the end"
 """Why batches stay unused."""
-EXTREMES = 8
-"""Of very many workers, this many of the slowest and of the fastest are shown."""
+EXTREMES = 8  # of very many workers, this many of the slowest and of the fastest are shown
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -76,8 +75,7 @@ class Staleness(msgspec.Struct, frozen=True):
 
 LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll")
 """A lower value is better for metrics with one of these in their name, unless it begins with `NEGATED`."""
-NEGATED = "neg_"
-"""scikit-learn's prefix for a loss turned into a score, as in neg_log_loss."""
+NEGATED = "neg_"  # scikit-learn's prefix for a loss turned into a score, as in neg_log_loss
 
 
 def is_met(metric: str, got: float, wanted: float) -> bool:
@@ -113,19 +111,14 @@ def limit_reached(name: str, limit: float) -> str:
     return f"{all_digits(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
 
 
-TOLD = "told to"
-"""How workers leave when the run is scaled down."""
+TOLD = "told to"  # how workers leave when the run is scaled down
 
-GONE = ("died", "evicted", "raised", TOLD)
-"""How workers leave before their work is done, while others go on."""
+GONE = ("died", "evicted", "raised", TOLD)  # how workers leave before their work is done, while others go on
 
-DIVERGED = "the model diverged"
-"""How the incident begins that tells of weights with a NaN or an infinity."""
-SPOILT = 0.01
-"""A run in which a larger share of contributions was not finite did not do what it was to do."""
+DIVERGED = "the model diverged"  # how the incident begins that tells of weights with a NaN or an infinity
+SPOILT = 0.01  # a run in which a larger share of contributions was not finite did not do what it was to do
 
-SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)
-"""Reasons to discard a contribution that its worker sent."""
+SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)  # reasons to discard a contribution that its worker sent
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):

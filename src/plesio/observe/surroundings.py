@@ -19,8 +19,7 @@ from plesio.observe.provenance import versions
 SECRET = re.compile(r"token(?!iz)|secret|pass|pw|credential|auth|key", re.IGNORECASE)
 """What the name of an option has in it whose value is not shown; it rather hides too much."""
 HIDDEN = "***"
-GIT_S = 2.0
-"""How long git may take to tell the commit."""
+GIT_S = 2.0  # how long git may take to tell the commit
 
 
 def surroundings(script: str) -> dict[str, str]:

@@ -21,10 +21,8 @@ from plesio.observe.repeats import first, times_of
 from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
 
 WIDTH = 118
-NAME_LEAST = 22
-"""Characters of a strategy's name that have priority over columns."""
-TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)
-"""The columns of a comparison, the most important first."""
+NAME_LEAST = 22  # characters of a strategy's name that have priority over columns
+TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)  # the columns of a comparison, the most important first
 
 
 def render(*parts: object, width: int = WIDTH) -> str:

@@ -18,8 +18,7 @@ from plesio.errors import ConfigurationError
 from plesio.observe.links import Exchange, links
 from plesio.observe.summary import GONE, SENT, Span, Summary, WorkerSummary
 
-EARLY = 0.1
-"""A worker that finishes with this share of all steps left had its own stopping rule."""
+EARLY = 0.1  # a worker that finishes with this share of all steps left had its own stopping rule
 
 
 class CalledOff(msgspec.Struct, frozen=True):

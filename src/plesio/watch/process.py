@@ -17,7 +17,6 @@ END_S = 5.0
 
 
 def check_installed() -> None:
-    """Raise `ConfigurationError` where the page's packages are missing."""
     for package in ("starlette", "uvicorn"):
         needs("the live page", package, "watch")
 

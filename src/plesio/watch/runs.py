@@ -14,8 +14,7 @@ from plesio.errors import as_utf8
 from plesio.observe.history import CONFIGURATION
 from plesio.observe.record import FORMAT, LIVE, ending
 
-READ_MAX = 1 << 20
-"""Bytes of a record that are read at once."""
+READ_MAX = 1 << 20  # bytes of a record that are read at once
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 

@@ -35,14 +35,11 @@ from plesio.observe.encoding import as_json
 from plesio.observe.record import ending
 from plesio.watch.runs import Tail, found, listed
 
-EVERY_S = 0.5
-"""How often runs under way are looked at."""
-LAST_S = 1.0
-"""How long an open page has to read the end of the run that it was served for."""
+EVERY_S = 0.5  # how often runs under way are looked at
+LAST_S = 1.0  # how long an open page has to read the end of the run that it was served for
 BEAT = 20
 """After so many looks without anything new, something is sent all the same, so that a closed page is noticed."""
-SHOWN_MAX = 10
-"""How many runs a page shows at a time."""
+SHOWN_MAX = 10  # how many runs a page shows at a time
 FILES = ("live.css", "live.js", "report.css", "report.js", "uplot.min.css", "uplot.min.js")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 HEADERS = {
@@ -54,7 +51,6 @@ HEADERS = {
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)

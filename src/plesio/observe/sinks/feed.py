@@ -17,14 +17,10 @@ from plesio.errors import ConfigurationError, words_of
 from plesio.observe.summary import Summary
 
 log = logging.getLogger("plesio")
-WAITING_MAX = 100
-"""How many calls may wait for a sink: at ten a second, ten seconds."""
-HANGS_S = 30.0
-"""A sink is dropped when one call takes longer than this."""
-END_S = 30.0
-"""How long a sink may take to write what is left when the run is over."""
-SHORT_S = 1.0
-"""After so long a wait at the end, a line says which sink it is for."""
+WAITING_MAX = 100  # how many calls may wait for a sink: at ten a second, ten seconds
+HANGS_S = 30.0  # a sink is dropped when one call takes longer than this
+END_S = 30.0  # how long a sink may take to write what is left when the run is over
+SHORT_S = 1.0  # after so long a wait at the end, a line says which sink it is for
 
 
 class Told(NamedTuple):
@@ -174,8 +170,6 @@ class Feed:
 
 
 class Feeds:
-    """The sinks of a run."""
-
     def __init__(self, sinks: Sequence[Sink]) -> None:
         for one in sinks:
             if not all(callable(getattr(one, name, None)) for name in ("begin", "tell", "end")):

@@ -9,8 +9,7 @@ from typing import Any
 from plesio.observe.sinks.feed import Names, Told, needs
 from plesio.observe.summary import Summary
 
-PARAMETER_MAX = 500
-"""Characters that MLflow takes for the value of a parameter."""
+PARAMETER_MAX = 500  # characters that MLflow takes for the value of a parameter
 
 
 class MLflow:
