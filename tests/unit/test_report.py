@@ -16,9 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plesio.cli.compare import closing
 from plesio.cli.live import ended
-from plesio.config.until import Until
 from plesio.observe.amounts import byte_size
 from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
@@ -393,23 +391,6 @@ def test_a_lower_loss_is_better_in_the_finding() -> None:
 
     assert "the best was b with 0.3000 after" in finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.1))
     assert finding([run("a", 0.5), run("b", 0.3)], ("loss", 0.4)).startswith("b reached loss 0.4 in 1.00 s")
-
-
-@pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 2000, "samples": 5000}])
-def test_the_closing_line_without_a_reached_target(goals: dict[str, Any]) -> None:
-    until = Until(**goals, seconds=30)
-    runs = [reaching(name, None) for name in ("sync_sgd", "async_sgd")]
-    expected = (
-        f"{finding(runs, until.target)} None got as far as {until}: give it more time or epochs, or ask for less."
-    )
-    assert closing(until, runs) == expected
-
-
-@pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 1000}, {}])
-def test_the_closing_line_with_a_reached_target_is_the_finding(goals: dict[str, Any]) -> None:
-    until = Until(**goals, seconds=30)
-    runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
-    assert closing(until, runs) == finding(runs, until.target)
 
 
 def test_equal_steps_are_not_called_more() -> None:

@@ -22,7 +22,7 @@ from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.setting import Option
-from plesio.config.until import MetricMissingError, Until
+from plesio.config.until import MetricMissingError
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import metric_of
@@ -122,9 +122,7 @@ def compare(
 
 def _writable(*paths: Path | None) -> None:
     """Find out before the work, not after it."""
-    for path in paths:
-        if path is None:
-            continue
+    for path in filter(None, paths):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             known = path.exists()
@@ -182,7 +180,7 @@ def _show(console: Console, found: Comparison) -> bool:
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     if summaries:
-        console.print(Text(closing(found.config.until, summaries, found.repeats), style="bold"))
+        console.print(Text(finding(summaries, target, found.repeats), style="bold"))
     for one in found.failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
@@ -209,17 +207,6 @@ def _write(found: Comparison) -> dict[Path, str]:
         except Exception as error:  # a full disk, or a picture that cannot be drawn: the table is there all the same
             lacking[path] = getattr(error, "strerror", None) or _first_line(error)
     return lacking
-
-
-def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequence[Summary]] = ()) -> str:
-    """The finding; where nobody got as far as was asked for, with what to try."""
-    counts = {name: until.limits[name] for name in ("steps", "samples") if name in until.limits}
-    if until.target is not None:
-        reached = any(one.time_to(*until.target) is not None for one in summaries)
-    else:
-        reached = not counts or any(getattr(one, name) >= counts[name] for one in summaries for name in counts)
-    words = finding(summaries, until.target, repeats)
-    return words if reached else f"{words} None got as far as {until}: give it more time or epochs, or ask for less."
 
 
 def _write_report(found: Comparison, path: Path) -> None:

@@ -101,15 +101,13 @@ class Board:
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:
     steps = f"{summary.steps:,} steps ({number(summary.steps_per_s, 2)}/s)"
+    last = summary.history[-1].metrics if summary.history else {}
     if target is None:
-        last = summary.history[-1].metrics if summary.history else {}
         return f"{summary.wall_s:.2f} s, {steps}{metrics_in_words(last, None)}"
-    name, value = target
-    time_s, final = summary.time_to(*target), summary.final(name)
+    time_s, goal = summary.time_to(*target), f"{target[0]} {target[1]:g}"
     if time_s is not None:
-        return f"{name} {value:g} in {time_s:.2f} s, {steps}"
-    reached = "never measured" if final is None else f"at {final:.4g}"
-    return f"{name} {value:g} not reached in {summary.wall_s:.1f} s ({reached}), {steps}"
+        return f"{goal} in {time_s:.2f} s, {steps}"
+    return f"{goal} not reached in {summary.wall_s:.1f} s, {steps}{metrics_in_words(last, target)}"
 
 
 def simulated_in(virtual_s: float, real_s: float) -> str:

@@ -52,14 +52,11 @@ def to_its_end(
     try:
         with Board(console, [config.strategy.name], config.until, says=False) as board:
             done = run(board.watch(0))
-    except RunInterrupted as stop:
-        _show(console, stop.run)
-        if stop.run is not None or stop.resume is not None:
+    except (RunInterrupted, ServerLostError) as stop:
+        partial = getattr(stop, "run", None)
+        _show(console, partial)
+        if partial is not None or stop.resume is not None:
             console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
-        raise
-    except ServerLostError as error:
-        if error.resume is not None:
-            console.print(how_to_go_on(context.obj, error.resume, config.strategy), markup=False, soft_wrap=True)
         raise
     _show(console, done)
     if config.simulated:

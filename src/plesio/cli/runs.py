@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +19,12 @@ from plesio.errors import ConfigurationError
 from plesio.observe.amounts import duration, number, percent
 from plesio.observe.comparison import metric_of
 from plesio.observe.finding import finding
-from plesio.observe.history import Kept, history, kept, read_summary, remove, to_prune, write_notes
+from plesio.observe.history import Kept, history, kept, read_summary, to_prune, write_notes
 from plesio.observe.repeats import notes
 from plesio.observe.report import write_report
 from plesio.observe.tables import compare_table
 
 Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where the run folders are.")]
-RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
 METRICS = 2  # how many metrics the list shows
 LIMITS = ("seconds", "steps", "samples")
 
@@ -72,12 +72,10 @@ def _sorted(found: list[Kept], by: str) -> list[Kept]:
         raise ConfigurationError(f"--sort {by}: known here: {', '.join([*own, *sorted(names)])}")
 
     def value(one: Kept) -> float:
-        if by == "changed":
-            return one.changed_s
-        if one.brief is None:
-            return float("-inf")
-        figures = {"time": one.brief.wall_s, "speed": one.brief.steps_per_s}
-        known = figures[by] if by in figures else one.brief.metrics.get(by)
+        known: float | None = one.changed_s
+        if by != "changed":
+            brief = one.brief
+            known = {**brief.metrics, "time": brief.wall_s, "speed": brief.steps_per_s}.get(by) if brief else None
         return known if known is not None and known == known else float("-inf")
 
     return sorted(found, key=value)
@@ -153,7 +151,7 @@ def _table(found: list[Kept]) -> Table:
     cls=Command, name="compare", epilog="For example: plesio runs compare runs/20261121-* --until accuracy=0.95"
 )
 def compared(
-    folders: RunFolders,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     until: Annotated[
         str,
         typer.Option(
@@ -223,9 +221,9 @@ def pruned(
     for one in found:
         try:
             if yes:
-                remove(one.folder)
-        except ConfigurationError as error:
-            failed.append(str(error))
+                shutil.rmtree(one.folder)
+        except OSError as error:
+            failed.append(f"{one.folder} cannot be removed: {error.strerror}")
         else:
             age = duration(time.time() - one.changed_s)
             print(f"{'removed' if yes else 'would remove'} {one.folder}  ({one.ended}, {age} old)")

@@ -19,26 +19,18 @@ ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)  # about what has just come, no
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One thing that happened.
+    """One thing that happened."""
 
-    Args:
-        time_s: since the first record, without the pauses of a run that was resumed. version: as it was then, a fold's own
-            included.
-        worker, number: whose contribution, and which of its own. computed_from, staleness: what it was made of.
-        share: its part of the fold's mean. loss: what its worker last logged. held_s: how long it lay before the fold.
-        what: in words.
-    """
-
-    time_s: float
-    version: int
-    what: str
-    worker: int | None = None
-    number: int | None = None
+    time_s: float  # since the first record, without the pauses of a run that was resumed
+    version: int  # as it was then, a fold's own included
+    what: str  # in words
+    worker: int | None = None  # whose contribution,
+    number: int | None = None  # and which of its own
     computed_from: int | None = None
     staleness: int | None = None
-    share: float | None = None
-    loss: float | None = None
-    held_s: float | None = None
+    share: float | None = None  # its part of the fold's mean
+    loss: float | None = None  # what its worker last logged
+    held_s: float | None = None  # how long it lay before the fold
 
 
 def story(records: Iterable[journal.Record]) -> Iterator[Row]:

@@ -10,13 +10,11 @@ import typer
 
 from plesio.errors import ConfigurationError
 
-LOOPBACK = "127.0.0.1"
-
 
 def watch(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="The folder of the runs, or of one run.")] = Path("runs"),
     *,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The interface to listen on.")] = LOOPBACK,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The interface to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="Which port; 0 takes any.")] = 8765,
     while_piped: Annotated[bool, typer.Option("--while-piped", hidden=True)] = False,
 ) -> int:

@@ -31,11 +31,6 @@ _WINDOW_S = 2.0
 _WINDOW_STEPS = 12
 
 
-def clock(summaries: Sequence[Summary]) -> str:
-    """The clock of these runs: "wall time", or "virtual time" if they were simulated."""
-    return " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries))
-
-
 def strategy(s: Summary) -> dict[str, Any]:
     """A strategy's name, what it had spent by when, and its staleness: by worker, or of all if there are many."""
     by_worker = {f"worker {worker}": by_tau for worker, by_tau in sorted(s.staleness.by_worker.items()) if by_tau}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,22 +67,18 @@ class Brief(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A run folder. `brief` is None where there are no figures; `why` says it then.
-
-    `changed_s`: when anything was last written into it. `marked`: it has a tag or a note, or notes that cannot be read.
-    `ours`: plesio wrote it, as far as its run.toml tells.
-    """
+    """A run folder."""
 
     folder: Path
-    changed_s: float
+    changed_s: float  # when anything was last written into it
     run: dict[str, Any]
     strategy: str
     tags: tuple[str, ...]
     note: str
-    brief: Brief | None
-    why: str
-    marked: bool
-    ours: bool
+    brief: Brief | None  # None where there are no figures,
+    why: str  # which this says
+    marked: bool  # it has a tag or a note, or notes that cannot be read
+    ours: bool  # plesio wrote it, as far as its run.toml tells
 
     @property
     def ended(self) -> str:
@@ -201,11 +196,3 @@ def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -
         and (one.brief is not None or now_s - one.changed_s > DAY_S)
         and (older_days is None or now_s - one.changed_s > older_days * DAY_S)
     ]
-
-
-def remove(folder: Path) -> None:
-    """Remove a run folder with all that is in it."""
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise ConfigurationError(f"{folder} cannot be removed: {error.strerror}") from error

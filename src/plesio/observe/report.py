@@ -51,7 +51,7 @@ def write_report(
         "finding": sentence,
         "setting": setting(summaries) if summaries else "",
         "note": note,
-        "clock": figures.clock(summaries),
+        "clock": " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries)),
         "strategies": [figures.strategy(s) for s in summaries],
         "table": _table(summaries, target, repeats),
         "learning": figures.learning(summaries, target),

@@ -10,32 +10,26 @@ LISTED_MAX = 64  # how many workers are told of by themselves
 
 
 class WorkerNow(msgspec.Struct, frozen=True, array_like=True):
-    """One worker. Times are in seconds since training began; the totals include what it is at.
-
-    `at`: "compute", "wait", or how it left; `staleness`: of its last contribution that was folded, in versions.
-    """
+    """One worker. Times are in seconds since training began; the totals include what it is at."""
 
     worker: int
-    at: str
+    at: str  # "compute", "wait", or how it left
     since_s: float
     steps: int
     compute_s: float
     wait_s: float
     exchange_s: float
-    staleness: int
+    staleness: int  # of its last contribution that was folded
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """All workers, or the first `LISTED_MAX`; `others`: how many more there are.
-
-    `waited_for`: for whom those wait that wait; `ideal`: the share of the ideal so far, as `Summary.ideal_share`; `stale`: the
-    staleness of what was folded so far, by worker, or of `ALL`; None where it was told a moment ago.
-    """
+    """All workers, or the first `LISTED_MAX`."""
 
     workers: tuple[WorkerNow, ...] = ()
-    others: int = 0
-    waited_for: tuple[int, ...] = ()
-    ideal: float = 0.0
+    others: int = 0  # how many more there are
+    waited_for: tuple[int, ...] = ()  # for whom those wait that wait
+    ideal: float = 0.0  # the share of the ideal so far, as `Summary.ideal_share`
     bytes: int = 0
     discarded: dict[str, int] = {}
+    # The staleness of what was folded so far, by worker, or of `ALL`; None where it was told a moment ago.
     stale: dict[int, dict[int, int]] | None = None

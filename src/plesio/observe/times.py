@@ -29,20 +29,16 @@ class CalledOff(msgspec.Struct, frozen=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """One worker's step times in order, in seconds of computing; `at_least`: a lower bound, as it finished no step.
-
-    `died_s`: how long it took part, if it died; `last`: how many steps it made, if it returned before the others.
-    `called_off`: none where it finished no step, or where steps go several at a time: one of how many was it?
-    `latency_s`: of its own link, one way.
-    """
+    """One worker's step times in order, in seconds of computing."""
 
     worker: int
     seconds: tuple[float, ...]
-    at_least: bool = False
-    died_s: float | None = None
-    last: int | None = None
+    at_least: bool = False  # a lower bound, as it finished no step
+    died_s: float | None = None  # how long it took part, if it died
+    last: int | None = None  # how many steps it made, if it returned before the others
+    # None where it finished no step, or where steps go several at a time: one of how many was it?
     called_off: tuple[CalledOff, ...] = ()
-    latency_s: float = 0.0
+    latency_s: float = 0.0  # of its own link, one way
 
     @property
     def mean_s(self) -> float:
@@ -50,18 +46,14 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured. `steps`: of all workers, without those whose contribution was discarded.
-
-    Of one exchange, `service_s` is the server's time and `nbytes` are the bytes, in each direction; `plain_nbytes`: what these
-    would have been without a codec. `unexplained`: how far a typical exchange is from what the links say, as a share of the
-    time from one exchange to the next.
-    """
+    """What was measured."""
 
     workers: tuple[StepTimes, ...]
-    steps: float
-    service_s: float = 0.0
-    nbytes: int = 0
-    plain_nbytes: int = 0
+    steps: float  # of all workers, without those whose contribution was discarded
+    service_s: float = 0.0  # of the server for one exchange, in each direction
+    nbytes: int = 0  # of one exchange, in each direction
+    plain_nbytes: int = 0  # the same without a codec
+    # How far a typical exchange is from what the links say, as a share of the time from one to the next.
     unexplained: float = 0.0
 
 

@@ -27,15 +27,14 @@ class _Line(msgspec.Struct):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A run in the list. `began`: in seconds since 1970; `silent_s`: since it last wrote;
-    `other`: why it cannot be shown."""
+    """A run in the list."""
 
     name: str
     strategy: str
-    began: float
-    silent_s: float
+    began: float  # in seconds since 1970
+    silent_s: float  # since it last wrote
     ended: bool = False
-    other: str = ""
+    other: str = ""  # why it cannot be shown
 
 
 def found(runs: Path) -> dict[str, Path]:
