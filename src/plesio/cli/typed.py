@@ -124,4 +124,4 @@ def in_words(config: RunConfig, cluster: str | None = None) -> str:
     """The work in words; `cluster` is what was typed for it."""
     where = "" if cluster is None else f" simulated on {cluster}, all times virtual"
     asked = [str(one) for one in (*config.faults, config.pace, config.until) if one not in (None, Until())]
-    return ", ".join([f"{config.workers} workers{where}", *asked])
+    return ", ".join([f"{config.workers} worker{'s' if config.workers > 1 else ''}{where}", *asked])
