@@ -144,7 +144,7 @@ def build_folder(
     first = versions.buffers[versions.current]
     optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if optimizer is not None:
-        optimizer.rewritten = after is not None
+        optimizer.copies_always = after is not None
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
         momenta = Momenta(keys, optimizer, versions, len(slots), workers, strategy.outer.scale, new_arena)
         copies = [new_arena("buffer") for _ in range(held_by(strategy))]

@@ -91,6 +91,7 @@ class Machine(Memory):
         blocks = self.blocks
         if blocks.folds:
             self._folder = self._built()
+            self._absent = [b""] * blocks.seats
             if carry and blocks.carried is not None:
                 self._folder.begin_from(blocks.carried, blocks.ring[1:])
         for buffer in (*blocks.versions.buffers[1:], *blocks.ring[MEANS : MEANS + blocks.gives_back_mean]):

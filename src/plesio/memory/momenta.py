@@ -160,7 +160,7 @@ class Momenta(Step):
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
             self.damping.correct(gradient, master, came.then, came.absent)
-        lacking = self.optimizer.lacking(came.absent)
+        lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
         if came.absent:
             left_alone = master.layout.lacking(came.absent)
@@ -190,7 +190,7 @@ class Momenta(Step):
             )
 
         gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead, came.absent)
-        elements, lacking = master.layout.trained_elements, self.optimizer.lacking(came.absent)
+        elements, lacking = master.layout.trained_elements, self.optimizer.pieces_lacking(came.absent)
         for position, lacks in enumerate(lacking):
             if before and not lacks:
                 self.damping.learn(position, gaps[position], elements[position])

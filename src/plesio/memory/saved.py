@@ -58,6 +58,7 @@ def _words(blocks: Blocks) -> tuple[str, ...]:
     tensors = [
         f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
         + (f" in group {spec.group}" if spec.group >= 0 else "")
+        + (", frozen at prepare" if spec.asleep else "")
         for spec in blocks.layout.specs
     ]
     return (*tensors, *(f"{name}: {place.what}" for name, place in blocks.model.tables.items()))

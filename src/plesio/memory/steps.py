@@ -55,21 +55,21 @@ class Towards(Step):
 
 
 class Mean(Step):
-    """The mean of what came. `marks`: of a gradient, which workers step by."""
+    """The mean of what came. `marks`: it is of gradients, and a NaN marks tensors that nobody had one for."""
 
     def __init__(self, marks: bool, by: Weighted | None) -> None:
         self._marks = marks
         self._by = by
-        self._empty: dict[int, frozenset[int]] = {}  # by buffer: segments that are zeros, but for marks
+        self._zeroed: dict[int, frozenset[int]] = {}  # by buffer: segments that are zeros, but for marks
 
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         mean_into(target, came.slots, came.shares, by=self._by, absent=came.absent)
         if not self._marks:
             return
         lacking = target.layout.lacking(came.absent)
-        for segment in lacking - self._empty.get(index, frozenset()):
+        for segment in lacking - self._zeroed.get(index, frozenset()):
             target.flat[segment].zero_()
-        self._empty[index] = lacking
+        self._zeroed[index] = lacking
         for tensor in members_of(came.absent):  # a NaN, which no mean of finite gradients has, says that nobody had one
             target.views[tensor].view(-1)[:1] = nan
 

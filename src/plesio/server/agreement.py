@@ -14,7 +14,7 @@ TURNS = 6
 
 
 class Agreement:
-    """Looks at each fold of a round; `refuse` is told why it cannot be, and, if it is to end the run, so again.
+    """Looks at each fold of a round. `refuse` is told of what is wrong as `Program.trouble` is.
 
     Attributes:
         came_late: a worker joined after training began, so that it may be at another optimizer than the others.

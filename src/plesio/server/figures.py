@@ -19,26 +19,23 @@ NOWHERE = Lies()
 
 
 class Figures:
-    """Those of one run.
-
-    Attributes:
-        ended_s: when the run ended, or was stopped: the last steps of slow workers are not held against the fast.
-    """
+    """Those of one run."""
 
     def __init__(self, strategy: Strategy, meter: Meter) -> None:
-        self.ended_s: float | None = None
         self._strategy = strategy
         self._meter = meter
         self._stale_told_s = -inf
 
-    def now(self, sequencer: Sequencer, memory: Memory, now_s: float, nbytes: int | None = None) -> Standing:
+    def now(
+        self, sequencer: Sequencer, memory: Memory, now_s: float, over: bool, nbytes: int | None = None
+    ) -> Standing:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
         meter, seats = self._meter, sequencer.members.seats
         seated = meter.seated
         held = {worker for worker, seat in seats.items() if seat.waiting is not None}
         listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
         stale = None
-        if now_s - self._stale_told_s >= STALE_S or self.ended_s is not None:
+        if now_s - self._stale_told_s >= STALE_S or over:
             self._stale_told_s = now_s
             stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
         return Standing(
@@ -56,6 +53,7 @@ class Figures:
         sequencer: Sequencer,
         memory: Memory,
         now_s: float,
+        ended_s: float | None,
         counted: bool,
         lies: Lies = NOWHERE,
         model: Described | None = None,
@@ -66,7 +64,7 @@ class Figures:
         in."""
         meter, leases = self._meter, sequencer.leases
         return Final(
-            wall_s=max(0.0, (self.ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
+            wall_s=max(0.0, (ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
             version=sequencer.version,
             steps=meter.steps,
             samples=meter.samples,
@@ -84,7 +82,7 @@ class Figures:
             timeline=meter.timeline(),
             lies=lies,
             model=model,
-            now=self.now(sequencer, memory, now_s),
+            now=self.now(sequencer, memory, now_s, ended_s is not None),
             lost=lost,
         )
 

@@ -47,6 +47,7 @@ from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
 from plesio.protocol.worker import Answer, Beginning, Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, Riding
+from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
 from plesio.server.checkpointer import Checkpointer, Keeping, Taken
 from plesio.server.checkpoints import Progress
@@ -108,6 +109,7 @@ class Program:
         self._seen: set[int] = set()  # workers that have joined
         self._agreement = Agreement(strategy, self.trouble)
         self._figures = Figures(strategy, meter)
+        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -187,7 +189,7 @@ class Program:
             self.keep(now_s)
 
     def stop(self, now_s: float) -> None:
-        self.stopping, self._figures.ended_s = True, now_s
+        self.stopping, self._ended_s = True, now_s
         self.keep(now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
@@ -218,16 +220,16 @@ class Program:
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
-        self._figures.ended_s = self._figures.ended_s or now_s
+        self._ended_s = self._ended_s or now_s
 
     def now(self, now_s: float, nbytes: int | None = None) -> Standing:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
-        return self._figures.now(self.sequencer, self.memory, now_s, nbytes)
+        return self._figures.now(self.sequencer, self.memory, now_s, self._ended_s is not None, nbytes)
 
     def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None, lost: str = "") -> Final:
         """All the run cost; the weights of `model` are at `lies`, unless they are `lost`."""
-        counted = bool(self._checkpointer.riders.answer)
-        return self._figures.final(self.sequencer, self.memory, now_s, counted, lies, model, lost)
+        counted = Counters.name in self._checkpointer.riders.answer
+        return self._figures.final(self.sequencer, self.memory, now_s, self._ended_s, counted, lies, model, lost)
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -248,7 +250,7 @@ class Program:
     def standing(self, now_s: float) -> tuple[float, int, int]:
         """The time since training began, the version, and the samples so far. After the stop time stands still, but for a version
         that is made from steps that were under way then."""
-        time_s = max(self._figures.ended_s or now_s, self.made_s) - self.meter.zero_s
+        time_s = max(self._ended_s or now_s, self.made_s) - self.meter.zero_s
         return time_s, self.version, self.before.samples + self.meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
@@ -267,7 +269,7 @@ class Program:
         if worker in self._seen:
             self._checkpointer.again(worker)
             self._forget(worker, True)
-        self._agreement.came_late = self._agreement.came_late or self.version > 0
+        self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
         self.listening[worker] = True
         self.meter.workers[worker].came = True
@@ -328,8 +330,8 @@ class Program:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
         way, which would be a smaller one else."""
         most = asked.most
-        if self._figures.ended_s is not None:
-            if not self._strategy.gather.in_rounds or now_s - self._figures.ended_s > WHOLE_ROUND_S:
+        if self._ended_s is not None:
+            if not self._strategy.gather.in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
                 self._replies.leased(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)

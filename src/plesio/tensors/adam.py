@@ -121,7 +121,7 @@ def adam_step(out: torch.Tensor, weight: torch.Tensor, slope: torch.Tensor, stat
 
 def root_of(square: torch.Tensor, by: Numbers) -> torch.Tensor:
     """What the step is divided by."""
-    if by.exact:
+    if by.exact and square.dtype == torch.float32:  # as kernels, which know no other type
         numbers, factor = square.numpy(), np.float32(1.0 / by.root)
         root = torch.from_numpy(np.sqrt(numbers * factor) if by.nesterov else np.sqrt(numbers) * factor)
     else:

@@ -2,7 +2,7 @@
 
 A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors that are worked on
 together lie together. The parameters of one optimizer group and dtype make one *segment*: an elementwise optimizer steps
-it as a single flat tensor. Those that are frozen for now make one of their own, which costs nothing while they are. Then come
+it as a single flat tensor. Those that are frozen for now make one of their own, which may be left out of what is done. Then come
 parameters no optimizer moves, then buffers. Each tensor starts on a 64-byte boundary, so that kernels take the same path
 whatever lies before it; the padding is zero and stays zero.
 """
@@ -28,7 +28,7 @@ SMALL_BYTES = 1 << 20
 """Up to this size a plain memory copy is quicker than torch's; beyond, torch may use several threads."""
 
 
-LACKING_MAX = 100
+REMEMBERED_MAX = 100
 """How many sets of absent tensors are remembered."""
 FIELDS = {"shape": "shape", "dtype": "dtype", "kind": "kind", "group": "optimizer group", "asleep": "frozen at prepare"}
 """What must be the same of a tensor in each worker, and in words."""
@@ -122,10 +122,11 @@ class Layout:
         self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
 
     def lacking(self, absent: int) -> frozenset[int]:
-        """The trained segments of which all tensors are in this set (`plesio.tensors.tensor_set`)."""
+        """The trained segments of which all tensors are in this set (`plesio.tensors.tensor_set`), by number. They come first in
+        memory, so it is their place among the trained ones, too."""
         known = self._lacking.get(absent)
         if known is None:
-            if len(self._lacking) > LACKING_MAX:  # as where each step uses other tensors
+            if len(self._lacking) > REMEMBERED_MAX:  # as where each step uses other tensors
                 self._lacking = {0: frozenset()}
             trained = [place for place in self.moving_segments if place not in self.buffer_segments]
             known = frozenset(place for place in trained if absent & self._members[place] == self._members[place])

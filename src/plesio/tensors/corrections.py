@@ -134,37 +134,35 @@ class GapAwareness(Correction):
 
     def __init__(self, rule: GapAware) -> None:
         self._decay = rule.decay
-        self._mean_step: list[float] = []
-        self._steps = 0
+        self._mean_step: list[float] = []  # by segment
+        self._steps: list[int] = []  # that it is the mean of
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
         """Shrink each element by how far its parameter moved meanwhile, measured in mean steps."""
-        if not self._steps:
-            return
-        unbiased = 1.0 - self._decay**self._steps
         flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
         lacking = gradient.layout.lacking(absent)
-        for position, (slope, now, then) in enumerate(flats):
-            if position in lacking:
+        for position, (slope, now, then) in enumerate(flats if self._steps else ()):
+            if position in lacking or not self._steps[position]:
                 continue
-            mean_step = self._mean_step[position]
-            _shrink(slope, now, then, closeness(mean_step / unbiased), plain_sums)
+            unbiased = 1.0 - self._decay ** self._steps[position]
+            _shrink(slope, now, then, closeness(self._mean_step[position] / unbiased), plain_sums)
 
     @quiet
     def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
         elements, lacking = before.layout.trained_elements, before.layout.lacking(absent)
-        self._mean_step = self._mean_step or [0.0] * len(elements)
-        self._steps += 1
+        self._mean_step, self._steps = self._mean_step or [0.0] * len(elements), self._steps or [0] * len(elements)
         for position, (old, new) in enumerate(zip(before.trained, after.trained, strict=True)):
-            parts = pieces(old, new) if position not in lacking else ()
-            mean = sum(float(distance(b, a).sum()) for a, b in parts) / max(1, elements[position])
+            if position in lacking:
+                continue
+            self._steps[position] += 1
+            mean = sum(float(distance(b, a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
     def kept(self) -> Kept:
         return Kept({}, {"mean_step": self._mean_step, "steps": self._steps})
 
     def restore(self, numbers: dict[str, Any]) -> None:
-        self._mean_step, self._steps = list(numbers["mean_step"]), numbers["steps"]
+        self._mean_step, self._steps = list(numbers["mean_step"]), list(numbers["steps"])
 
 
 GAP_DECAY = 0.99

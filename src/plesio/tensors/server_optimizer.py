@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
-from plesio.tensors.arena import LACKING_MAX, Arena, Kind
+from plesio.tensors.arena import REMEMBERED_MAX, Arena, Kind
 from plesio.tensors.carrying import is_whole
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
@@ -77,7 +77,7 @@ class ServerOptimizer:
         """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
-        self.rewritten = False
+        self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
         chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
@@ -152,7 +152,7 @@ class ServerOptimizer:
         """By group: the factor of the learning rate, as `scale_for` has it."""
         known = self._scales.get((scale, share))
         if known is None:
-            if len(self._scales) > LACKING_MAX:
+            if len(self._scales) > REMEMBERED_MAX:
                 self._scales.clear()
             known = self._scales[scale, share] = [scale_for(kind, scale, share) for kind in self.kinds]
         return known
@@ -174,7 +174,7 @@ class ServerOptimizer:
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
         """
-        lacking = self._to_move(absent)
+        lacking = self._left_alone(absent)
         if self._directly:
             self._step_directly(target, current, gradient, scales, lacking, share)
             return
@@ -182,7 +182,10 @@ class ServerOptimizer:
             target.copy_from(current, Kind.TRAINED)
         elif target is not current:
             for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
-                self.leave(position, target, current) if lacking[position] else new.copy_(old)
+                if lacking[position]:
+                    self.leave(position, target, current)
+                elif not self._pieces[position].table:
+                    new.copy_(old)
         if (scales, share) != self._set_at:
             self._set_at = scales, share
             self._apply_groups()
@@ -222,7 +225,7 @@ class ServerOptimizer:
         worker's own momenta, and `ahead` tells what look-ahead wants; returned are the sums of the gaps (None: left alone)."""
         assert self._pass is not None, "in_one_pass was asked"
         gaps: list[Any] = []
-        lacking = self._to_move(absent)
+        lacking = self._left_alone(absent)
         for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
             if lacking[position]:
                 self.leave(position, target, current)
@@ -239,28 +242,28 @@ class ServerOptimizer:
                 gaps.append(self._pass.adam(new, old, came, shares, state, by, ahead(position)))
         return gaps
 
-    def lacking(self, absent: int) -> list[bool]:
+    def pieces_lacking(self, absent: int) -> list[bool]:
         """By position, whether all of it is absent."""
         known = self._lacking.get(absent)
         if known is None:
-            if len(self._lacking) > LACKING_MAX:  # as where each step uses other tensors
+            if len(self._lacking) > REMEMBERED_MAX:  # as where each step uses other tensors
                 self._lacking = {0: self._lacking[0]}
             known = self._lacking[absent] = [absent & piece.bits == piece.bits for piece in self._pieces]
         return known
 
-    def _to_move(self, absent: int) -> list[bool]:
+    def _left_alone(self, absent: int) -> list[bool]:
         """By position, whether a step that is about to be made leaves it alone."""
-        lacking = self.lacking(absent)
+        lacking = self.pieces_lacking(absent)
         if self._alike:
             self._alike = {position: alike for position, alike in self._alike.items() if lacking[position]}
         return lacking
 
     def leave(self, position: int, target: Arena, current: Arena) -> None:
         """What lies there is in `target` as in `current`; copied, unless it has not moved since it was."""
-        if target is current:
+        if target is current or self._pieces[position].table:
             return
         alike = self._alike.setdefault(position, {id(current)})
-        if id(target) not in alike or self.rewritten:
+        if id(target) not in alike or self.copies_always:
             self.select(target)[position].copy_(self.select(current)[position])
             alike.add(id(target))
 
@@ -270,7 +273,7 @@ class ServerOptimizer:
 
     def split(self) -> list[int]:
         """Step on each of the model's tensors by itself from now on; by its new position, the position that it was a part of."""
-        pieces, parameters, states = self._pieces, self.parameters, self.optimizer.state
+        pieces, parameters, states = self._pieces, self.parameters, dict(self.optimizer.state)
         was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
         self._step_on([part for piece in pieces for part in piece.parts()])
         self.optimizer.state = defaultdict(dict)

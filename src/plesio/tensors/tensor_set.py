@@ -24,4 +24,5 @@ def members_of(tensors: int) -> tuple[int, ...]:
     >>> members_of(1 | 1 << 9)
     (0, 9)
     """
+    assert tensors >= 0, "a set has members that can be named"
     return tuple(one for one in range(tensors.bit_length()) if tensors >> one & 1)

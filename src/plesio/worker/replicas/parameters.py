@@ -133,7 +133,7 @@ class DeltaReplica(ParameterReplica):
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
         self.check()
         start = self._start
-        self.absent = 0 if self._private else sum(1 << index for index in self._trained if index not in self._had)
+        self.absent = 0 if self._private else sum(1 << index for index in self._trained if self._unmoved(index))
         if self._packing is not None:
             finite = are_finite(self.arena.of_kind(Kind.TRAINED))
             if finite:  # else it does not count, and is not to be remembered
@@ -143,6 +143,10 @@ class DeltaReplica(ParameterReplica):
         for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
             torch.sub(before, sent, out=sent)
         return self._is_finite()
+
+    def _unmoved(self, index: int) -> bool:
+        """Whether there is nothing to send of a tensor: no gradient, and nothing that packing left out before."""
+        return index not in self._had and (self._held is None or not bool(self._held.views[index].any()))
 
     def note_gradients(self) -> None:
         if len(self._had) < len(self._trained):

@@ -36,9 +36,9 @@ class Replica:
     Attributes:
         copies: the kinds of tensors that are copied from each version.
         trained: the parameters that the optimizer moves.
-        missing: how many of them got no gradient since the last version;
-        rows: of tables, in a contribution of gradients;
-        absent: which tensors these are, of a contribution of gradients: bit i is tensor i's.
+        missing: how many of them got no gradient since the last version.
+        absent: which tensors a contribution lacks: bit i is tensor i's.
+        rows: of tables, in a contribution of gradients.
         writes: what the loop wrote since then.
     """
 
@@ -172,6 +172,7 @@ class GradientReplica(Replica):
     def fill_slot(self) -> bool:
         """Bring gradients and buffers into the slot; whether the gradient is finite."""
         self.missing = self.absent = 0
+        self.rows = ()
         self.bring_back()
         for index, tensor, in_slot in self._contributed:
             if tensor.data_ptr() != self._addresses[index]:
@@ -194,7 +195,7 @@ class GradientReplica(Replica):
                     sent.copy_(mine)
         for sent, mine in self._buffers:
             sent.copy_(mine)
-        return self._is_finite(lacking) and self._put_rows()
+        return self._put_rows() and self._is_finite(lacking)
 
     def _leave_out(self) -> frozenset[int]:
         """Parameters without a gradient count as zeros beside others' gradients, and are left alone where nobody has one. The
