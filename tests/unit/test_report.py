@@ -293,7 +293,7 @@ def test_the_table_marks_what_may_be_the_fastest(tmp_path: Path, runs: list[Summ
     assert 0 < len(marked) < len(runs)
     # three of four wait nine tenths of their time
     assert re.search(r"waiting 6[5-9]%", shown.data["lanes"]["groups"][0]["about"])
-    assert "worker 3, takes 10 times as long" in shown.data["setting"]
+    assert "the slowest takes 10 times as long" in shown.data["setting"]
 
 
 @pytest.mark.parametrize("part", ["whole", "middle"])
