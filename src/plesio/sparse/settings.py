@@ -29,7 +29,8 @@ def number(name: str, value: Any, least: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigurationError(f"{name}={value!r}: allowed is a number.")
     if least is not None and not (math.isfinite(value) and float(value) >= least):
-        raise ConfigurationError(f"{name}={value!r}: allowed is a finite number of at least {least:g}.")
+        bound = f" of at least {least:g}" if math.isfinite(least) else ""
+        raise ConfigurationError(f"{name}={value!r}: allowed is a finite number{bound}.")
     return float(value)
 
 

@@ -227,10 +227,11 @@ class Fitting(BaseEstimator):
 
     @property
     def _advice(self) -> str:
-        how = (
-            "larger alpha, or learning_rate='invscaling' with a small" if self.learning_rate == "optimal" else "smaller"
-        )
-        return f"Try a {how} eta0, or scale the features to about 1."
+        if self.learning_rate == "optimal":  # knows no eta0
+            return (
+                "Try a larger alpha, or learning_rate='invscaling' with a small eta0, or scale the features to about 1."
+            )
+        return "Try a smaller eta0, or scale the features to about 1."
 
     def _hold_out(
         self, rows: Rows, y: NDArray[Any], weight: NDArray[np.float64], seed: int
