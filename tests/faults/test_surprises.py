@@ -288,6 +288,32 @@ def test_a_concurrent_run_is_refused() -> None:
     assert ps.run(SHORT, ps.async_sgd(), workers=1).steps == 5
 
 
+def generates(worker: ps.Worker) -> Iterator[int]:
+    yield worker.rank
+
+
+async def awaits(worker: ps.Worker) -> None:
+    worker.log(loss=1.0)
+
+
+class Generates:
+    def __call__(self, worker: ps.Worker, times: int) -> Iterator[int]:
+        yield times
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (generates, "has a yield in it"),
+        (partial(partial(Generates()), times=2), "has a yield in it"),
+        (partial(awaits), "is an async def"),
+    ],
+)
+def test_generators_and_coroutines_are_refused_as_train(train: Callable[..., object], words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(train, ps.async_sgd(), workers=1)
+
+
 def idle(worker: ps.Worker) -> None:
     os.getpid()
 

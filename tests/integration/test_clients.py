@@ -333,12 +333,16 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
         clients(**settings)
 
 
-def test_bad_splits_are_refused() -> None:
+def test_bad_splits_are_refused_or_told() -> None:
     items = list(range(10))
     with pytest.raises(ps.ConfigurationError, match=r"client 1 has no sample to train on; .*nonempty"):
         ps.Clients(items, [[0, 1], []], per_round=1)
     with pytest.raises(ps.ConfigurationError, match=r"the split has the index 10, and the data set has 10 samples"):
         ps.Clients(items, [[0, 10]], per_round=1)
+    with pytest.warns(RuntimeWarning, match="2 samples are in more than one place of the split"):
+        ps.Clients(items, [items, [3, 4]], per_round=1)
+    with pytest.warns(RuntimeWarning, match="4 of 10 samples are no client's"):
+        ps.Clients(items, [[0, 1, 2], [3, 4, 5]], per_round=1)
 
 
 def test_clients_and_strategies_by_client_go_together() -> None:

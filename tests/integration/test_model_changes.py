@@ -393,6 +393,66 @@ def half(worker: ps.Worker, build: Callable[[], nn.Module], given: bool) -> None
         optimizer.step()
 
 
+def freezing(worker: ps.Worker | None) -> dict[str, torch.Tensor]:
+    """Two optimizers; of one a bias is frozen in the middle, so that its tensors no longer step together."""
+    inputs, labels = loops.data()
+    model = loops.mlp()
+    parts = [torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9) for layer in (model[0], model[2])]
+    if worker is not None:
+        model, *parts = worker.prepare(model, *parts)
+    for step in range(12):
+        model[2].bias.requires_grad_(step < 6)
+        for part in parts:
+            part.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for part in parts:
+            part.step()
+    return {name: one.detach().clone() for name, one in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("strategy", SERVER, ids=str)
+def test_several_optimizers_keep_their_momenta_when_a_tensor_is_frozen(strategy: ps.Strategy) -> None:
+    run = ps.run(freezing, strategy, workers=1, engine=SIMULATED)
+    assert all(torch.equal(run.state_dict[name], one) for name, one in freezing(None).items())
+
+
+def resumed(worker: ps.Worker, frozen: bool) -> None:
+    model = loops.mlp()
+    model[0].requires_grad_(not frozen)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = worker.prepare(model, optimizer, trainable="all")
+    inputs, labels = loops.data()
+    for _ in worker.steps(4):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def test_a_run_with_another_part_frozen_at_prepare_does_not_resume(tmp_path: Path) -> None:
+    first = ps.run(
+        partial(resumed, frozen=True), workers=1, engine=SIMULATED, strategy="sync_sgd", runs=tmp_path,
+        checkpoint=ps.Checkpoint(every_s=3600.0),
+    )  # fmt: skip
+    with pytest.raises(ps.CheckpointError, match=r"0\.weight: .* frozen at prepare, got 0\.weight"):
+        ps.run(partial(resumed, frozen=False), workers=1, engine=SIMULATED, strategy="sync_sgd", resume=first.folder)
+
+
+def half_precision(worker: ps.Worker) -> None:
+    model = wide().to(torch.bfloat16)
+    model, optimizer = worker.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.001))
+    inputs, labels = loops.data()
+    for _ in worker.steps(4):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs.to(torch.bfloat16)).float(), labels).backward()
+        optimizer.step()
+
+
+def test_a_large_model_in_bfloat16_looks_ahead() -> None:
+    run = ps.run(half_precision, ps.async_sgd(), workers=2, engine=SIMULATED)
+    assert run.version == 4
+    assert all(one.isfinite().all() for one in run.state_dict.values())
+
+
 def test_ddp_refuses_what_is_unfrozen_later() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"trainable='all'\): DistributedDataParallel reduces what needs"):
         ps.run(adapting, ps.allreduce("torch"), workers=1, timeout_s=30.0)

@@ -72,6 +72,24 @@ def test_padding_is_excluded_from_means(make: Callable[[], GapAwareness | GapDam
     assert 0.0 < slopes[0] < 1.0
 
 
+def test_gap_awareness_of_what_was_absent_goes_on_from_what_it_knew() -> None:
+    """Both tensors move alike, and the second one is absent for a long time: from its first step on it is damped alike."""
+    layout = Layout(
+        [TensorSpec("a", (16,), "float32", Kind.TRAINED, 0), TensorSpec("b", (16,), "float32", Kind.TRAINED, 1)]
+    )
+    correction = GapAwareness(GapAware(decay=0.9))
+    for step in range(60):
+        absent = 0b10 if 5 <= step < 50 else 0
+        gradient, before, after = (Arena.private(layout) for _ in range(3))
+        for place in range(2):
+            gradient.views[place].fill_(1.0)
+            after.views[place].fill_(1.0 if not absent or place == 0 else 0.0)
+        correction.correct(gradient, after, before, absent)
+        if not absent:
+            assert torch.allclose(gradient.views[0], gradient.views[1])
+        correction.stepped(before, after, absent)
+
+
 @pytest.mark.usefixtures("_pieces")
 def test_delay_compensation_matches_its_formula() -> None:
     rng = np.random.default_rng(1)

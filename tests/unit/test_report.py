@@ -398,6 +398,14 @@ def test_equal_steps_are_not_called_more() -> None:
     assert words.startswith("sync_sgd, async_sgd tie: they made 100, 101 steps a second. This is speed")
 
 
+def test_without_evaluations_the_finding_says_how_to_compare_by_quality() -> None:
+    words = finding([bare("sync_sgd"), bare("async_sgd")], None)
+    assert (
+        "ranks nothing by quality: that takes a function evaluate(model) in the script, and --until METRIC=VALUE"
+        in words
+    )
+
+
 def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
     return [reaching(recipe, time) for time in times]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError
+from plesio.observe.provenance import without_arguments
 
 
-def check_functions(config: RunConfig, train: object, evaluate: object, watch: object) -> None:
+def check_functions(config: RunConfig, train: Any, evaluate: object, watch: object) -> None:
     """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
     functions = {
         "train": (train, "a ps.Worker"),
@@ -16,6 +20,12 @@ def check_functions(config: RunConfig, train: object, evaluate: object, watch: o
     for name, (given, what) in functions.items():
         if given is not None and not callable(given):
             raise ConfigurationError(f"{name}={given!r}: a function that takes {what}")
+    plain = without_arguments(train)
+    plain = plain if inspect.isroutine(plain) else type(plain).__call__
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigurationError(f"train={train!r} has a yield in it: calling it trains nothing; take the yield out")
+    if inspect.iscoroutinefunction(plain):
+        raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
     if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"

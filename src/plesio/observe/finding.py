@@ -34,8 +34,12 @@ def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequen
     sentence = f"{_won([summaries[k] for k in winners], target)}{runs}{_against(best, others, target)}"
     if len(summaries) == 1:
         return f"{sentence}, at {of_ideal(best, 'at least ')} of the ideal throughput."
-    caution = " This is speed, and ranks nothing by quality: that takes --until METRIC=VALUE." if target is None else ""
-    return f"{sentence}.{caution}"
+    if target is not None:
+        return f"{sentence}."
+    how = "--until METRIC=VALUE"
+    if not any(one.history for one in summaries):
+        how = f"a function evaluate(model) in the script, and {how}"
+    return f"{sentence}. This is speed, and ranks nothing by quality: that takes {how}."
 
 
 def _won(runs: Sequence[Summary], target: Target | None) -> str:

@@ -212,6 +212,11 @@ class KeyedVectors:
                 rows = _binary_rows(file, count, size) if binary else _text_rows(file, count, size)
                 names, vectors = zip(*rows, strict=True) if count else ((), np.zeros((0, size)))
                 keys = [name.decode(errors=errors) for name in names]
+            except UnicodeDecodeError as error:
+                raise ConfigurationError(
+                    f"{os.fspath(fname)!r}: the key {error.object!r} is not UTF-8 ({error.reason}); errors='replace' puts a sign "
+                    "for what cannot be read"
+                ) from error
             except (ValueError, EOFError) as error:
                 raise ConfigurationError(
                     f"{os.fspath(fname)!r} is not in word2vec's {'binary' if binary else 'text'} format ({error}); "

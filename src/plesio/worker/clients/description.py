@@ -132,6 +132,11 @@ class Clients:
             raise ConfigurationError(
                 f"Clients: the split has the index {outside[0]}, and the data set has {samples} samples"
             )
+        distinct = len(np.unique(every))
+        if distinct < len(every):
+            warn(f"Clients: {len(every) - distinct} samples are in more than one place of the split: clients overlap")
+        if distinct < samples:
+            warn(f"Clients: {samples - distinct} of {samples} samples are no client's")
         small = sum(not self.batches(self._trains_on(part)) for part in self.split)
         if small:
             warn(f"Clients(drop_last=True): {small} clients have fewer samples than a batch and never train")
