@@ -46,7 +46,7 @@ from plesio.strategy.answers import (
     UserOptimizer,
     Within,
 )
-from plesio.strategy.answers.weigh import Arrival
+from plesio.strategy.questions import Arrival
 from support.sequencing import decided
 
 SILENCE_S = 10.0

@@ -22,7 +22,8 @@ from plesio.strategy.answers import (
     UserOptimizer,
     Weigh,
 )
-from plesio.strategy.answers.weigh import SMALLEST, Arrival
+from plesio.strategy.answers.weigh import SMALLEST
+from plesio.strategy.questions import Arrival
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import Accumulator
 from support.sequencing import Run, only

@@ -41,7 +41,7 @@ from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.strategy import Strategy
-from plesio.strategy.answers.weigh import Arrival
+from plesio.strategy.questions import Arrival
 
 NEVER_S = float("inf")
 LEAVE_S = 1.0

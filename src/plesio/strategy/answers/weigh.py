@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import msgspec
-
 from plesio.strategy.answers.answer import NUMBER, POSITIVE, WHOLE, Answer
+from plesio.strategy.questions import Arrival
 
 SMALLEST = 1e-6
 """A millionth of a step moves nothing; a gradient times this, and divided by it again, is finite in any precision."""
@@ -45,24 +44,6 @@ class Fresh(Answer):
 
 
 Admit = Everything | Fresh
-
-
-class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a contribution when it is weighed: a later answer's new need is one more field here.
-
-    Args:
-        staleness: versions folded since the one it was computed from.
-        workers: how many the run was asked to have.
-        work: its samples, or its steps where nobody knows them.
-        version: the version it comes to, so the number of folds so far.
-        epochs: passes over the data that are in the parameters; 0 where the loop's data is its own.
-    """
-
-    staleness: int
-    workers: int
-    work: int
-    version: int
-    epochs: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class Steps(Answer):
         """
         return steps >= self.steps
 
+    def grants(self, pace: float, fastest: float) -> int:
+        """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""
+        return 0
+
     def __str__(self) -> str:
         return _every(self.steps) + _leash(self.proximal)
 
@@ -60,6 +64,9 @@ class Seconds(Answer):
         """
         return seconds + seconds / steps > self.seconds
 
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
+
     def __str__(self) -> str:
         return f"every {self.seconds:g} s"
 
@@ -77,6 +84,9 @@ class PostLocal(Answer):
 
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         return version < self.after or steps >= self.steps
+
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
 
     def __str__(self) -> str:
         return f"every step, later {self.steps}"
@@ -118,6 +128,9 @@ class Clients(Answer):
 
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         return False
+
+    def grants(self, pace: float, fastest: float) -> int:
+        return 0
 
     def __str__(self) -> str:
         return "by client" + _leash(self.proximal)
