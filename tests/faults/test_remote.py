@@ -308,6 +308,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
             head.fork(train, rank=rank)
 
         def kill() -> None:
+            until(lambda: newest_checkpoint(tmp_path / "runs") > 0)
             until(lambda: begun(tmp_path, 2, version=max(40, 3 + newest_checkpoint(tmp_path / "runs"))))
             os.kill(head.server_pid(), signal.SIGKILL)
 
