@@ -136,7 +136,10 @@ def _usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE
-    _complain(message.rstrip(".") + (f"; see {context.command_path} --help" if context is not None else ""))
+    message = message.rstrip(".")
+    if context is not None:
+        message += f"{' See' if message.endswith('?') else '; see'} {context.command_path} --help"
+    _complain(message)
     return USAGE
 
 
