@@ -428,7 +428,7 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
     files = ["--json", "out/table.json", "--report", "out/report.html"]
     assert main(["compare", script(), "--strategies", "sync_sgd,async_sgd", *options, *files]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("script.py: 2 workers, Slow(worker=0, factor=4.0), Pace(step_s=0.01")
+    assert lines[0].startswith("script.py: 2 workers, worker 0 slowed down 4 times, at least 10 ms a step")
     assert lines[1].startswith("sync_sgd   accuracy 0.9 in ")
     assert lines[2].startswith("async_sgd  accuracy 0.9 in ")
     assert any("reached accuracy 0.9 in" in line for line in lines[3:])

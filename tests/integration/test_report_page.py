@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from plesio.observe.repeats import SEEDS
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from support.browser import FOUND, Browser, browser
@@ -209,7 +210,7 @@ def test_every_section_is_on_the_page(chromium: Browser, tmp_path: Path, eight: 
     assert len(chromium.texts(".plot canvas")) == 2
     assert len(chromium.texts("svg.lane")) == 2 * STRATEGIES
     times = [run.time_to("accuracy", 0.9) or math.inf for run in eight]
-    assert chromium.texts("td.best") == [f"{min(times):.2f} s"] * times.count(min(times))
+    assert chromium.texts("td.best") == [f"{time:.2f} s" for time in times if time < SEEDS * min(times)]
     for index, run in enumerate(eight):
         assert len(chromium.texts(f'.legend [data-s="{index}"]')) == 2
         assert sum(words == run.strategy for words in chromium.texts(".name")) >= 5

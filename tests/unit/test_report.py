@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from plesio.cli.compare import closing
 from plesio.cli.live import ended
+from plesio.config.until import Until
 from plesio.observe.amounts import byte_size
 from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
@@ -293,7 +295,7 @@ def test_the_table_marks_what_may_be_the_fastest(tmp_path: Path, runs: list[Summ
     assert 0 < len(marked) < len(runs)
     # three of four wait nine tenths of their time
     assert re.search(r"waiting 6[5-9]%", shown.data["lanes"]["groups"][0]["about"])
-    assert "the slowest takes 10 times as long" in shown.data["setting"]
+    assert "the slowest, worker 3, takes 10 times as long" in shown.data["setting"]
 
 
 @pytest.mark.parametrize("part", ["whole", "middle"])
@@ -323,17 +325,17 @@ def test_lanes_show_the_shares_of_time(tmp_path: Path, runs: list[Summary], part
         (
             [reaching("hogwild", 2.04), reaching("async_sgd", 2.0)],
             TARGET,
-            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.04, 2.00 s.",
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.04 and 2.00 s.",
         ),
         (  # seeds alone make as much
             [reaching("hogwild", 4.8), reaching("async_sgd", 2.0)],
             TARGET,
-            "hogwild, async_sgd tie: they reached accuracy 0.95 in 4.80, 2.00 s.",
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 4.80 and 2.00 s.",
         ),
         (
             [reaching("sync_sgd", 2.0), reaching("hogwild", None), reaching("async_sgd", 3.0)],
             TARGET,
-            "sync_sgd, async_sgd tie: they reached accuracy 0.95 in 2.00, 3.00 s; hogwild did not reach it in 12.6 s.",
+            "sync_sgd and async_sgd tie: they reached accuracy 0.95 in 2.00 and 3.00 s; hogwild did not reach it in 12.6 s.",
         ),
         (
             [reaching("sync_sgd", None), reaching("async_sgd", None)],
@@ -395,7 +397,7 @@ def test_a_lower_loss_is_better_in_the_finding() -> None:
 
 def test_equal_steps_are_not_called_more() -> None:
     words = finding([reaching("sync_sgd", 1.0, 10.0), reaching("async_sgd", 1.0, 9.9)], None)
-    assert words.startswith("sync_sgd, async_sgd tie: they made 100, 101 steps a second. This is speed")
+    assert words.startswith("sync_sgd and async_sgd tie: they made 100 and 101 steps a second. This is speed")
 
 
 def test_without_evaluations_the_finding_says_how_to_compare_by_quality() -> None:
@@ -423,7 +425,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
                 times_to_target("hogwild", 2.1, 2.4, 2.6),
                 times_to_target("async_sgd", 2.0, 1.9, 2.2),
             ],
-            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.40, 2.00 s (the median of 3 runs), 4.0 times sooner "
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.40 and 2.00 s (the median of 3 runs), 4.0 times sooner "
             "than sync_sgd.",
         ),
         (
@@ -432,7 +434,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
         ),
         (  # apart, but by less than half the spread: two equal strategies are so in one comparison of ten
             [times_to_target("hogwild", 2.3, 2.4, 2.5), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
-            "hogwild, async_sgd tie: they reached accuracy 0.95 in 2.40, 2.00 s (the median of 3 runs).",
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in 2.40 and 2.00 s (the median of 3 runs).",
         ),
         (
             [times_to_target("hogwild", 2.3, 2.4, 2.5, 2.5), times_to_target("async_sgd", 2.0, 1.9, 2.2, 2.0)],
@@ -444,7 +446,7 @@ def times_to_target(recipe: str, *times: float | None) -> list[Summary]:
         ),
         (  # one of its runs was as fast
             [times_to_target("hogwild", 2.0, None, None), times_to_target("async_sgd", 2.0, 1.9, 2.2)],
-            "hogwild, async_sgd tie: they reached accuracy 0.95 in more than 12.6, 2.00 s (the median of 3 runs).",
+            "hogwild and async_sgd tie: they reached accuracy 0.95 in more than 12.6 and 2.00 s (the median of 3 runs).",
         ),
     ],
 )
@@ -467,7 +469,7 @@ def test_the_best_ties_with_others_where_one_of_its_runs_missed_the_target() -> 
     runs = [times_to_target("async_sgd", 1.0, 1.1, None), times_to_target("hogwild", 1.15, 1.2, 1.2)]
     medians = [middle(several, TARGET) for several in runs]
     assert finding(medians, TARGET, runs).startswith(
-        "async_sgd, hogwild tie: they reached accuracy 0.95 in 1.10, 1.20 s"
+        "async_sgd and hogwild tie: they reached accuracy 0.95 in 1.10 and 1.20 s"
     )
 
 
@@ -514,14 +516,6 @@ def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -
     assert data["table"]["rows"][0][2:4] == [">99%", "<1%"]
     assert data["lanes"]["groups"][0]["about"] == "waiting <1%"
     assert [row["waiting"] for row in data["lanes"]["groups"][0]["rows"]] == ["<1%", "0%"]
-
-
-def test_the_setting_says_how_slow_the_slowest_worker_is(runs: list[Summary]) -> None:
-    assert setting(runs) == "Workers: 4; the slowest takes 10 times as long for a step as the fastest."
-    assert setting([bare()]) == "Workers: 0."
-    even = msgspec.structs.replace(runs[0], workers=runs[0].workers[:2])
-    assert setting([even]) == "Workers: 2; the slowest takes 1.0 times as long for a step as the fastest."
-    assert setting([even, runs[1]]).startswith("Workers: 2 to 4;")
 
 
 def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]) -> None:
@@ -771,3 +765,45 @@ def test_no_figure_of_a_comparison_is_cut_at_any_width(width: int) -> None:
     last = [line.split()[-1] for line in out.splitlines() if "%" in line]
     assert len(last) == 2
     assert {*last} <= whole
+
+
+@pytest.mark.parametrize(
+    ("goals", "ended", "expected"),
+    [
+        ({"accuracy": 0.95}, "30 seconds were up", "No run reached accuracy 0.95 within 12.6 s; the best was sync_sgd with "
+         "0.9000 after 1.00 s. Try more than --budget-s 30, or a lower target."),
+        ({"accuracy": 0.95}, "finished", "All were through with train(worker) by then: try more epochs, or a lower target."),
+        ({"accuracy": 0.95}, "worker 0 stopped the run: enough", "All were through with train(worker) by then: try more epochs"),
+        ({"steps": 2000, "samples": 5000}, "30 seconds were up", "No strategy got to 2,000 steps or 5,000 samples within 30 s. "),
+        ({"steps": 2000}, "30 seconds were up", "Try more than --budget-s 30, or a lower target."),
+    ],
+)  # fmt: skip
+def test_the_closing_line_without_a_reached_target(goals: dict[str, Any], ended: str, expected: str) -> None:
+    until = Until(**goals, seconds=30)
+    runs = [msgspec.structs.replace(reaching(name, None), ended=ended) for name in ("sync_sgd", "async_sgd")]
+    assert expected in closing(until, runs)
+
+
+@pytest.mark.parametrize("goals", [{"accuracy": 0.95}, {"steps": 1000}, {}])
+def test_the_closing_line_with_a_reached_target_is_the_finding(goals: dict[str, Any]) -> None:
+    until = Until(**goals, seconds=30)
+    runs = [reaching("sync_sgd", 12.6), reaching("async_sgd", 2.0)]
+    assert closing(until, runs) == finding(runs, until.target)
+
+
+def test_the_closing_line_mentions_mostly_non_finite_contributions() -> None:
+    until = Until(accuracy=0.95, seconds=30)
+    spoiled = msgspec.structs.replace(
+        reaching("async_sgd", None), discarded={"not finite": 11}, ended="30 seconds were up"
+    )
+    assert closing(until, [spoiled]).endswith(
+        "Most contributions held a NaN or an infinity: try a lower learning rate."
+    )
+
+
+def test_the_setting_names_the_slow_worker(runs: list[Summary]) -> None:
+    assert setting(runs) == "4 workers; the slowest, worker 3, takes 10 times as long for a step as the fastest."
+    assert setting([bare()]) == "0 workers."
+    even = msgspec.structs.replace(runs[0], workers=runs[0].workers[:2])
+    assert setting([even]) == "2 workers, about equally fast."
+    assert setting([even, runs[1]]).startswith("2 to 4 workers;")

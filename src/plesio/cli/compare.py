@@ -22,7 +22,8 @@ from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.setting import Option
-from plesio.config.until import MetricMissingError
+from plesio.config.until import MetricMissingError, Until
+from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import metric_of
@@ -180,7 +181,7 @@ def _show(console: Console, found: Comparison) -> bool:
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     if summaries:
-        console.print(Text(finding(summaries, target, found.repeats), style="bold"))
+        console.print(Text(closing(found.config.until, summaries, found.repeats), style="bold"))
     for one in found.failures:
         console.print(Text(f"{one.strategy} failed: {one.why}", style="red"))
     for summary in summaries:
@@ -207,6 +208,24 @@ def _write(found: Comparison) -> dict[Path, str]:
         except Exception as error:  # a full disk, or a picture that cannot be drawn: the table is there all the same
             lacking[path] = getattr(error, "strerror", None) or _first_line(error)
     return lacking
+
+
+def closing(until: Until, summaries: Sequence[Summary], repeats: Sequence[Sequence[Summary]] = ()) -> str:
+    """The finding; where nobody got as far as was asked for, with what to try."""
+    counts = {name: until.limits[name] for name in ("steps", "samples") if name in until.limits}
+    words = finding(summaries, until.target, repeats)
+    if until.target is None:
+        goals = " or ".join(f"{limit:,} {name}" for name, limit in counts.items())
+        if not goals or any(getattr(one, name) >= limit for one in summaries for name, limit in counts.items()):
+            return words
+        words = f"No strategy got to {goals} within {until.seconds:g} s. {words}"
+    elif any(one.time_to(*until.target) is not None for one in summaries):
+        return words
+    if sum(one.discarded.get(Verdict.NOT_FINITE.words, 0) for one in summaries) > sum(one.folded for one in summaries):
+        return f"{words} Most contributions held a NaN or an infinity: try a lower learning rate."
+    if all(one.ended == "finished" or " stopped the run" in one.ended for one in summaries):
+        return f"{words} All were through with train(worker) by then: try more epochs, or a lower target."
+    return f"{words} Try more than --budget-s {until.seconds:g}, or a lower target."
 
 
 def _write_report(found: Comparison, path: Path) -> None:

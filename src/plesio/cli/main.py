@@ -136,8 +136,13 @@ def _usage_error(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, end="")
         return USAGE
+    if hasattr(error.__cause__, "errors"):  # the parser has it from pydantic
+        message = f"{message.rstrip('.')}, got {error.__cause__.errors()[0]['input']!r}"
     message = message.rstrip(".")
     if context is not None:
+        takes_more = any(one.name == "arguments" for one in context.command.params)
+        if takes_more and message.startswith("No such option"):
+            message += "; what is the script's own goes behind --"
         message += f"{' See' if message.endswith('?') else '; see'} {context.command_path} --help"
     _complain(message)
     return USAGE

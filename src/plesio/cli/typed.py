@@ -107,7 +107,9 @@ def _goal(text: str) -> tuple[str, float]:
     try:
         value = float(number)
     except ValueError:
-        raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95") from None
+        value = None
+    if value is None or not name.isidentifier():
+        raise ConfigurationError(f"--until {text}: cannot be read; write it like accuracy=0.95")
     return name, int(value) if value.is_integer() else value
 
 
@@ -122,6 +124,21 @@ READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until,
 
 def in_words(config: RunConfig, cluster: str | None = None) -> str:
     """The work in words; `cluster` is what was typed for it."""
-    where = "" if cluster is None else f" simulated on {cluster}, all times virtual"
-    asked = [str(one) for one in (*config.faults, config.pace, config.until) if one not in (None, Until())]
-    return ", ".join([f"{config.workers} worker{'s' if config.workers > 1 else ''}{where}", *asked])
+    parts = [f"{config.workers} worker{'s' if config.workers != 1 else ''}"]
+    if cluster is not None:
+        parts = [f"{parts[0]} simulated on {cluster}", "all times virtual"]
+    parts += [_fault_in_words(fault) for fault in config.faults]
+    if config.pace is not None:
+        jitter = f" (give or take {config.pace.jitter:.0%})" if config.pace.jitter else ""
+        parts.append(f"at least {config.pace.step_s * 1000:g} ms a step{jitter}")
+    parts += [f"until {name} {value:g}" for name, value in config.until.goals.items() if name != "seconds"]
+    if config.until.seconds is not None:
+        parts.append(f"at most {config.until.seconds:g} s")
+    return ", ".join(parts)
+
+
+def _fault_in_words(fault: Fault) -> str:
+    if isinstance(fault, Slow):
+        return f"worker {fault.worker} slowed down {fault.factor:g} times"
+    who = "the server" if fault.worker is None else f"worker {fault.worker}"
+    return f"{who} killed after {fault.after_s:g} s"

@@ -1,8 +1,8 @@
 """Whose work a fold left behind, where late work is called off.
 
-A worker is called off once, until it is heard to have dropped its work (or to have sent it before it knew): a worker that does
-not look must not find a pile of messages when it does. If the version it goes on from is old by then, it is called off again,
-for the newest.
+A worker is called off once. The next time is after it is heard to have dropped its work, or to have sent it before it knew: one
+that does not look must not find a pile of messages when it does. If the version it goes on from is old by then, it is called
+off again, for the newest.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import inf
-from statistics import median
 
 from plesio.observe.amounts import number, of_ideal
 from plesio.observe.comparison import Target
@@ -44,12 +43,12 @@ def finding(summaries: Sequence[Summary], target: Target | None, repeats: Sequen
 
 def _won(runs: Sequence[Summary], target: Target | None) -> str:
     """What the best run did, or those that tie."""
-    names = ", ".join(one.strategy for one in runs) + (" tie: they" if len(runs) > 1 else "")
+    names = _listed([one.strategy for one in runs]) + (" tie: they" if len(runs) > 1 else "")
     if target is None:
-        return f"{names} made {', '.join(number(one.steps_per_s) for one in runs)} steps a second"
+        return f"{names} made {_listed([number(one.steps_per_s) for one in runs])} steps a second"
     costs = [(cost(one, target), one.wall_s) for one in runs]
     times = [number(time_s) if time_s < inf else f"more than {number(wall_s)}" for time_s, wall_s in costs]
-    return f"{names} reached {target[0]} {target[1]:g} in {', '.join(times)} s"
+    return f"{names} reached {target[0]} {target[1]:g} in {_listed(times)} s"
 
 
 def _against(best: Summary, others: Sequence[Summary], target: Target | None) -> str:
@@ -88,9 +87,24 @@ def _missed(summaries: Sequence[Summary], target: Target) -> str:
 def setting(summaries: Sequence[Summary]) -> str:
     """How many workers took part, and how much their speeds differed."""
     counts = sorted({len(s.workers) for s in summaries})
-    workers = f"Workers: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}"
-    speeds = [[worker.speed for worker in s.workers if worker.speed > 0] for s in summaries]
-    ratios = [max(one) / min(one) for one in speeds if len(one) > 1]
-    if not ratios:
+    plural = "s" if counts[0] != 1 else ""
+    workers = f"{counts[0]} to {counts[-1]} workers" if len(counts) > 1 else f"{counts[0]} worker{plural}"
+    speeds: dict[int, list[float]] = {}
+    for worker in (w for s in summaries for w in s.workers if w.speed > 0):
+        speeds.setdefault(worker.worker, []).append(worker.speed)
+    if len(speeds) < 2:
         return f"{workers}."
-    return f"{workers}; the slowest takes {number(median(ratios), 2)} times as long for a step as the fastest."
+    typical = {worker: sorted(values)[len(values) // 2] for worker, values in speeds.items()}
+    slow, fast = min(typical, key=lambda w: typical[w]), max(typical, key=lambda w: typical[w])
+    ratio = typical[fast] / typical[slow]
+    if ratio < 1.25:
+        return f"{workers}, about equally fast."
+    return f"{workers}; the slowest, worker {slow}, takes {number(ratio, 2)} times as long for a step as the fastest."
+
+
+def _listed(words: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b"]), _listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])

@@ -114,7 +114,11 @@ def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequenc
         "rows": [cells(s, target, metric, spread) for s, spread in zip(summaries, spreads, strict=True)],
         "best": [k in best for k in range(len(summaries))],
         "notes": [
-            *(f"{s.strategy} ended: {s.ended}." for s in summaries if s.ended != "finished"),
+            *(
+                f"{s.strategy} ended: {s.ended}."
+                for s in summaries
+                if s.ended != "finished" and not (target and s.time_to(*target) is not None)
+            ),
             *(f"{s.strategy}, {line}." for s in summaries for line in of_clients(s)),
             *notes(summaries, target, metric, max(map(len, repeats), default=1)),
         ],

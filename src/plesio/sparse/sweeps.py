@@ -104,8 +104,8 @@ class Grouped:
 def merge(arrays: Sequence[NDArray[Any]], replicas: Sequence[Sequence[NDArray[Any]]]) -> None:
     """Bring what the replicas moved into `arrays`, and the replicas back to it.
 
-    Together they move a parameter by the mean of what those threads that moved it at all moved it by: a mean over all would
-    halve the progress of what only one of two threads ever saw.
+    A parameter moves by the mean over those threads that moved it. A mean over all threads would halve the progress of what only
+    one of two threads saw.
 
     >>> shared, one, other = np.zeros(3), np.array([2.0, 0.0, 1.0]), np.array([4.0, 0.0, 0.0])
     >>> merge([shared], [[one], [other]])

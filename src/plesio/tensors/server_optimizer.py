@@ -24,14 +24,10 @@ from plesio.tensors.carrying import is_whole
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.pieces import Piece, build, kinds_of, no_global_hooks, pieces_of
+from plesio.tensors.rate_scale import NORMALISING, scale_for
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.sgd import MOMENTUM, sgd_step
 
-NORMALISING: tuple[type[Optimizer], ...] = (
-    optim.Adam, optim.AdamW, optim.SparseAdam, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
-    optim.Adadelta,
-)  # fmt: skip
-"""Optimizers that divide by the root of a second moment: the noisier a gradient, the shorter their step."""
 FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
 """Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
 
@@ -45,20 +41,6 @@ class At(NamedTuple):
     group: dict[str, Any]
     number: int
     table: bool
-
-
-def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
-    """The factor of the learning rate, where the strategy says `scale`, of which `share` is k/N.
-
-    The mean of k of N workers' gradients has N/k times the noise variance of all of them. An optimizer that divides by
-    the root of a second moment then shortens its step by itself: by nothing if gradients are mostly signal, by the root
-    of k/N if they are mostly noise (Malladi et al. 2022, arXiv 2205.10287). What remains is k/N in the one case and its
-    root in the other; we take their geometric mean, (k/N)^(3/4). docs/decisions/0006.
-
-    >>> scale_for(optim.SGD, 0.0625, 0.0625), scale_for(optim.Adam, 0.0625, 0.0625)
-    (0.0625, 0.125)
-    """
-    return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
 
 
 class ServerOptimizer:

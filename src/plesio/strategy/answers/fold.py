@@ -134,7 +134,7 @@ class UserOptimizer(Answer):
     `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of the learning rate (at most all of it),
     so that equal samples make equal movement and a rate tuned for `sync_sgd` carries over to every strategy; by
     (k/N)^(3/4) where the optimizer divides by the root of a second moment, as Adam does
-    (`plesio.tensors.server_optimizer.scale_for`). Decoupled weight decay is shared by k/N for all.
+    (`plesio.tensors.rate_scale.scale_for`). Decoupled weight decay is shared by k/N for all.
     `"full"`: the learning rate as the user gave it, whatever was folded.
     """
 

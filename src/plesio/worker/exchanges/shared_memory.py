@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plesio.errors import StopRun
 from plesio.protocol.worker import Farewell
 from plesio.tensors.optimizer_spec import check_has_rate
-from plesio.tensors.server_optimizer import scale_for
+from plesio.tensors.rate_scale import scale_for
 from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.among_peers import PeerExchange
 

@@ -100,8 +100,8 @@ class UnreducedGradients:
     """Gradients that no reduction included.
 
     DistributedDataParallel reduces one backward pass after each forward pass. Other backward passes add this worker's own
-    gradients to `.grad`: a second one through the same forward pass, or one that avoids the prepared model, such as a penalty on
-    its parameters. The mean of (shared + own) is shared + the mean of own. So one more reduction of all of `.grad` puts it right.
+    gradients to `.grad`. Such are a second one through the same forward pass, or a penalty on the parameters, which avoids the
+    prepared model. The mean of (shared + own) is shared + the mean of own. So one more reduction of all of `.grad` puts it right.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
