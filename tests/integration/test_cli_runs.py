@@ -104,11 +104,13 @@ def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["runs", "compare", *folders, "--until", "accuracy=0.9", "--report", "report.html"]) == 0
     out = capsys.readouterr().out
     assert "sync_sgd 3" in out
-    assert "async_sgd, sync_sgd 2, sync_sgd 3 tie: they reached accuracy 0.9 in 1.00, 1.00, more than 2.00 s" in out
+    assert (
+        "async_sgd, sync_sgd 2 and sync_sgd 3 tie: they reached accuracy 0.9 in 1.00, 1.00 and more than 2.00 s" in out
+    )
     assert "sync_sgd 2" in Path("report.html").read_text()
     capsys.readouterr()
     assert main(["runs", "compare", "1", "2"]) == 0  # names, as the list has them
-    assert "50.0, 50.0 steps a second" in capsys.readouterr().out
+    assert "50.0 and 50.0 steps a second" in capsys.readouterr().out
     for name in ("1", "2"):
         settings = {"run": {"train": "train", "until": {"accuracy": 0.9, "seconds": 9}}, "strategy": {"name": "x"}}
         Path("runs", name, "run.toml").write_text(tomli_w.dumps(settings))

@@ -53,7 +53,7 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
     options = ["--strategy", "local_sgd", "--set", "every=4", "--workers", "3", "--runs", "here"]
     assert main(["simulate", "script.py", "--cluster", "one-straggler", *options, "--budget-s", "5"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("script.py: 3 workers simulated on one-straggler, all times virtual, Until(seconds=5)\n")
+    assert out.startswith("script.py: 3 workers simulated on one-straggler, all times virtual, at most 5 s\n")
     assert "local_sgd(every 4 steps): 5 seconds were up · 5.00 s" in out
     assert "All times are virtual: 5.00 s of them were simulated in " in out
     (folder,) = Path("here").iterdir()
@@ -164,7 +164,7 @@ def test_compare_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--json", "table.json", "--report", "report.html"]
     assert main(["compare", "script.py", "--cluster", "heavy-tail", *options, *files]) == 0
     out = capsys.readouterr().out
-    assert "40 workers simulated on heavy-tail, all times virtual, Until(accuracy=0.8, seconds=30)" in out
+    assert "40 workers simulated on heavy-tail, all times virtual, until accuracy 0.8, at most 30 s" in out
     assert "All times are virtual: " in out
     assert [row["strategy"] for row in json.loads(Path("table.json").read_text())["rows"]] == ["sync_sgd", "async_sgd"]
     page = Path("report.html").read_text()
