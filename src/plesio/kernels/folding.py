@@ -34,7 +34,7 @@ def mean(addresses, numbers, shares, gaps, begin, end):
         gradient = line_at(addresses[SLOTS], at) * fill(shares[0])
         for slot in range(1, shares.size):
             gradient = fma(line_at(addresses[SLOTS + slot], at), fill(shares[slot]), gradient)
-        if numbers[EVEN] != 0:
+        if numbers[EVEN] != 1:
             gradient = gradient * fill(numbers[EVEN])
         put_at(addresses[OUT], at, gradient)
 
@@ -52,7 +52,7 @@ def sgd(first, nesterov, addresses, numbers, shares, gaps, begin, end):
             gradient = gradient * fill(shares[0])
             for slot in range(1, shares.size):
                 gradient = fma(line_at(addresses[SLOTS + slot], at), fill(shares[slot]), gradient)
-            if even != 0:
+            if even != 1:
                 gradient = gradient * fill(even)
         if before != 0:
             gap = magnitude(weight - line_at(before, at))
@@ -98,7 +98,7 @@ def adam(nesterov, addresses, numbers, shares, gaps, begin, end):
             gradient = gradient * fill(shares[0])
             for slot in range(1, shares.size):
                 gradient = fma(line_at(addresses[SLOTS + slot], at), fill(shares[slot]), gradient)
-            if even != 0:
+            if even != 1:
                 gradient = gradient * fill(even)
         if before != 0:
             gap = magnitude(weight - line_at(before, at))

@@ -172,7 +172,7 @@ class Machine(Memory):
     # What others may see
 
     def checksum(self, version: int) -> int:
-        return window_checksum(self.folded.memory, version)
+        return window_checksum(self.folded.bytes, version)
 
     def digest(self) -> str:
         return weights_hash(self.current.memory)

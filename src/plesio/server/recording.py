@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import nan
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from plesio.core.events import Discard, Effect, Event, Evict, Fold, Ticked
 from plesio.memory.port import Memory
@@ -42,12 +42,14 @@ class Recorder:
             return
         if not isinstance(event, Ticked) or (effects and not isinstance(effects[0], Evict)):
             self.keep(JournalWriter.event, event, now_s, loss)
+        effect: Any
         for effect in effects:
-            if isinstance(effect, Fold):
+            kind: type = type(effect)
+            if kind is Fold:
                 self.keep(JournalWriter.fold, effect, self.memory.checksum(effect.version))
-            elif isinstance(effect, Discard):
+            elif kind is Discard:
                 self.keep(JournalWriter.discard, effect)
-            elif isinstance(effect, Evict):
+            elif kind is Evict:
                 self.keep(JournalWriter.event, effect, now_s)
 
     @property

@@ -185,7 +185,7 @@ class Lies(msgspec.Struct, frozen=True):
 class Arena:
     """A piece of memory read through a layout.
 
-    `flat` holds one flat tensor per segment, `views` one tensor per spec, over the same bytes.
+    `flat` holds one flat tensor per segment, `views` one tensor per spec, over the same bytes. `bytes` are these, on the CPU.
 
     >>> layout = Layout([TensorSpec("w", (2, 2), "float32", Kind.TRAINED, 0)])
     >>> arena = Arena.private(layout)
@@ -199,7 +199,7 @@ class Arena:
         assert memory.dtype == torch.uint8 and memory.numel() >= layout.nbytes, "an arena is that many bytes"
         self.layout = layout
         self.memory = memory
-        self._bytes = memory.numpy().data if memory.is_cpu else None
+        self.bytes: memoryview = memory.numpy().data if memory.is_cpu else memoryview(b"")
         self.flat = tuple(_over(memory, one.dtype, one.start, one.numel) for one in layout.segments)
         self.views = tuple(
             _over(memory, spec.dtype, start, spec.numel).view(spec.shape)
@@ -226,8 +226,8 @@ class Arena:
     def copy_from(self, other: Arena, *kinds: Kind) -> None:
         """Copy the segments of these kinds (all, if none is named); done when it returns, on any device."""
         for start, end in self.layout.stretches(kinds):
-            if end - start <= SMALL_BYTES and self._bytes is not None and other._bytes is not None:
-                self._bytes[start:end] = other._bytes[start:end]
+            if end - start <= SMALL_BYTES and self.bytes and other.bytes:
+                self.bytes[start:end] = other.bytes[start:end]
             else:
                 self.memory[start:end].copy_(other.memory[start:end])
 

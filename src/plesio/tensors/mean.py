@@ -102,20 +102,21 @@ def weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: S
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)
-        if even:
+        if even != 1.0:
             out.mul_(even)
 
 
 def factors_of(shares: Sequence[float]) -> tuple[Sequence[float], float]:
-    """What to multiply parts by before they are summed; and the sum by, if not 0.
+    """What to multiply parts by before they are summed, and what to multiply the sum by.
 
     >>> factors_of([0.5, 0.5]), factors_of([0.25, 0.75])
-    (([0.5, 0.5], 1.0), ([0.25, 0.75], 0.0))
+    (([0.5, 0.5], 1.0), ([0.25, 0.75], 1.0))
     """
-    if any(share != shares[0] for share in shares):
-        return shares, 0.0
-    down = room_for(len(shares))
-    return [down] * len(shares), shares[0] / down
+    count = len(shares)
+    if shares.count(shares[0]) < count:
+        return shares, 1.0
+    down = room_for(count)
+    return [down] * count, shares[0] / down
 
 
 def room_for(count: int) -> float:
