@@ -98,7 +98,7 @@ def weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: S
         return
     factors, even = factors_of(shares)
     whole = (target, *parts)
-    for out, first, *others in (whole,) if len(target) <= CHUNK else pieces(*whole):
+    for out, first, *others in (whole,) if target.numel() <= CHUNK else pieces(*whole):
         torch.mul(first, factors[0], out=out)
         for piece, factor in zip(others, factors[1:], strict=True):
             out.add_(piece, alpha=factor)

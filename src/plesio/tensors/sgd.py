@@ -49,7 +49,7 @@ def sgd_step(
     (tensor([0.7100, 0.7100]), tensor([1.9000, 1.9000]))
     """
     whole: Sequence[torch.Tensor] = (out, weight, slope) if momentum is None else (out, weight, slope, momentum)
-    for new, old, g, *buffer in (whole,) if len(out) <= CHUNK else pieces(*whole):
+    for new, old, g, *buffer in (whole,) if out.numel() <= CHUNK else pieces(*whole):
         if group["weight_decay"]:
             g = g.add(old, alpha=group["weight_decay"])
         if buffer:
