@@ -36,19 +36,26 @@ class Versions:
 
     def pin(self, reader: int, index: int, unasked: bool = False) -> None:
         """`reader` reads buffer `index` from now on; `unasked`: its old buffer also stays pinned until it acknowledges."""
-        last = self._pinned.get(reader) if unasked else None
-        self.release(reader)
+        last = self._pinned.get(reader)
+        if self._left:
+            self._let_go(self._left, reader)
         self._pinned[reader] = index
         self._readers[index] += 1
-        if last is not None:
+        if last is None:
+            return
+        if unasked:
             self._left[reader] = last
-            self._readers[last] += 1
+        else:
+            self._readers[last] -= 1
 
     def release(self, reader: int) -> None:
-        for pins in (self._pinned, self._left):
-            index = pins.pop(reader, None)
-            if index is not None:
-                self._readers[index] -= 1
+        self._let_go(self._pinned, reader)
+        self._let_go(self._left, reader)
+
+    def _let_go(self, pins: dict[int, int], reader: int) -> None:
+        index = pins.pop(reader, None)
+        if index is not None:
+            self._readers[index] -= 1
 
     def release_all(self) -> None:
         for reader in list(self._pinned):

@@ -63,10 +63,11 @@ class Arrivals:
 
     def seat_late(self) -> None:
         """Let those take part that came late, once what the one before has left in their slot is folded."""
-        for line in [one for one in self._late if one.gone or not self._program.sequencer.holds_slot_of(one.worker)]:
-            self._late.remove(line)
-            if not line.gone:
-                self._join(line, time.monotonic())
+        for line in self._late[:]:
+            if line.gone or not self._program.sequencer.holds_slot_of(line.worker):
+                self._late.remove(line)
+                if not line.gone:
+                    self._join(line, time.monotonic())
 
     def _join(self, line: Line, now_s: float) -> None:
         """A worker takes part. The run has one more, if nobody was to have that seat."""
