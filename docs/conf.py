@@ -23,6 +23,9 @@ default_role = "literal"  # docstrings have single backticks
 html_theme = "furo"
 html_title = "plesio"
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "search.js")
 
 
 def _escaped(line):

@@ -123,12 +123,12 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--help" in out
 
 
-def test_readme_and_strategies_show_the_same_questions() -> None:
+def test_docs_and_strategies_show_the_same_questions() -> None:
     """Seven columns: the six questions, and who folds."""
     assert len(QUESTIONS) == 7
     assert list(QUESTIONS)[-1] == "via"
-    readme = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "README.md").read_text())
-    asked = re.search(r"Each is an answer to six questions \((.*?)\) and says who folds", readme)
+    page = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs" / "choose.md").read_text())
+    asked = re.search(r"Each is an answer to six questions \((.*?)\) and says who folds", page)
     assert asked is not None
     assert len(asked[1].split(", ")) == 6
     assert "the six questions, who folds" in (strategies.__doc__ or "")

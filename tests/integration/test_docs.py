@@ -33,6 +33,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "start.html").exists()
+    assert '"decisions/"' in (tmp_path / "_static" / "language_data.js").read_text()  # last in search
 
 
 def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "failures": failures,
     "federated": federated,
     "hogwild": sparse,
+    "index": in_process,
     "loop": loop,
     "machines": machines,
     "sparse": sparse,

@@ -1,4 +1,4 @@
-"""What the README and the pages start and simulate show runs as it is pasted, in a clone; comparisons get less time."""
+"""What the README and the pages choose, start and simulate show runs as it is pasted, in a clone; comparisons get less time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHOWN = "".join((ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/simulate.md"))
+PAGES = ("README.md", "docs/choose.md", "docs/start.md", "docs/simulate.md")
+SHOWN = "".join((ROOT / page).read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", SHOWN, re.DOTALL | re.MULTILINE)
-SCRIPT = next(text for language, text in BLOCKS if language == "python")
+SCRIPT, FIRST = (
+    next(text for language, text in BLOCKS if language == "python" and word in text) for word in ("spirals", "ps.Kill")
+)
 LINES = [line for _, text in BLOCKS for line in text.replace("\\\n", "").splitlines()]
 COMMANDS = [line for line in LINES if line.startswith("plesio ") and "serve" not in line]
 SEVERAL_MACHINES = next(text for _, text in BLOCKS if text.startswith("# train.py"))
@@ -25,13 +28,16 @@ def test_the_script_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("async_sgd: finished")
+    accuracy = re.search(r"accuracy (\d\.\d+)", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9  # the README says 97% to 99%
 
 
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=pytest.mark.slow if "compare" in one else ()) for one in COMMANDS]
 )
 def test_a_command_runs(tmp_path: Path, command: str) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "first.py").write_text(FIRST)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     typed = shlex.split(command, comments=True)[1:] + (["--budget-s", "3"] if "compare" in command else [])
     program = [sys.executable, "-c", "from plesio.cli import app; app()"]
@@ -40,8 +46,8 @@ def test_a_command_runs(tmp_path: Path, command: str) -> None:
 
 
 def of_several_machines(folder: Path, typed: str) -> str:
-    """What a shell prints that runs what was typed, in a folder with the README's two scripts."""
-    (folder / "script.py").write_text(SCRIPT)
+    """What a shell prints that runs what was typed, in a folder with the two scripts of start.md."""
+    (folder / "first.py").write_text(FIRST)
     (folder / "train.py").write_text(SEVERAL_MACHINES)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
