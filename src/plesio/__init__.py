@@ -36,9 +36,11 @@ from plesio.strategy import Strategy as Strategy
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import Steps as Steps
+from plesio.strategy.recipes import RECIPES as _RECIPES
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
+from plesio.strategy.recipes.elsewhere import known_elsewhere as _known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
@@ -83,10 +85,15 @@ def __getattr__(name: str) -> Any:
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(module), name)
             return value
-    raise AttributeError(f"module 'plesio' has no attribute {name!r}")
+    same = _known_elsewhere(name, _RECIPES, "ps.")  # at a mistyped name Python says itself what is closest
+    raise AttributeError(f"module 'plesio' has no attribute {name!r}{f'; {same}' if same else ''}")
 
 
 def __dir__() -> list[str]:
     """The public names: those imported from plesio's modules, now or later."""
-    own = {name for name, one in globals().items() if getattr(one, "__module__", "").startswith("plesio.")}
+    own = {
+        name
+        for name, one in globals().items()
+        if name[0] != "_" and getattr(one, "__module__", "").startswith("plesio.")
+    }
     return sorted({"cluster", "sinks", "splits", *own, *(name for names in _NEED_TORCH.values() for name in names)})

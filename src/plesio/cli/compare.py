@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.options import Arguments, ScriptPath, takes_settings
+from plesio.cli.options import Arguments, Function, ScriptPath, takes_settings
 from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.typed import in_words, values_of
@@ -89,6 +89,7 @@ def compare(
     arguments: Arguments = None,
     strategies: Names = None,
     *,
+    function: Function = "train",
     repeats: Repeats = 1,
     json_file: Json = None,
     report: Report = None,
@@ -109,7 +110,7 @@ def compare(
     found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
     started_s = time.monotonic()
     try:
-        _run_all(console, arguments, configs, found, repeats)
+        _run_all(console, arguments, configs, found, repeats, function)
     except KeyboardInterrupt:
         if found.summaries:  # what there is, is shown
             _show(console, found)
@@ -135,10 +136,15 @@ def _writable(*paths: Path | None) -> None:
 
 
 def _run_all(
-    console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
+    console: Console,
+    arguments: list[str] | None,
+    configs: Sequence[RunConfig],
+    found: Comparison,
+    repeats: int,
+    function: str,
 ) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
-        script = load(found.script, arguments, found.config)
+        script = load(found.script, arguments, found.config, function)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RUN_NAME = "plesio_script"  # not "__main__": what a script does only as a program stays undone
 UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'"
 
+ANOTHER = "--function NAME takes another, such as --function main"
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -37,8 +39,10 @@ class Script:
         return start(config, self.train, self.evaluate, watch, page=page)
 
 
-def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None) -> Script:
-    """Load the script with its `arguments`, for a run of `config` if one is to start.
+def load(
+    path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None, function: str = "train"
+) -> Script:
+    """Load the script with its `arguments`, for a run of `config` if one is to start; its `function` trains.
 
     Where workers will be processes, the fork server starts meanwhile: both import torch.
     """
@@ -52,9 +56,17 @@ def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None =
     if config is not None and not config.simulated:
         ForkServer.shared()
     names = _execute(path)
-    train, evaluate = names.get("train"), names.get("evaluate")
+    train, evaluate = names.get(function), names.get("evaluate")
     if not callable(train):
-        raise ConfigurationError(f"{path} defines no function train(worker); the functions it has: {_functions(names)}")
+        raise ConfigurationError(
+            f"{path} defines no function {function}(worker); {ANOTHER}; the functions it has: {_functions(names)}"
+        )
+    from plesio.launch.checks import check_takes_worker  # imports torch
+
+    try:
+        check_takes_worker(train)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}; {ANOTHER}; the functions it has: {_functions(names)}") from None
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
     if evaluate is None and targets:

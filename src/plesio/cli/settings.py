@@ -13,6 +13,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, recipe, usual_first
+from plesio.strategy.recipes.elsewhere import known_elsewhere
 
 Value = int | float | bool | str | Every
 
@@ -40,6 +41,8 @@ def usual(workers: int) -> tuple[str, ...]:
 def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
     """The strategy written as NAME or NAME(key=value, ...); `more` holds further key=value."""
     call = _CALL.fullmatch(text)
+    if call is None and known_elsewhere(text, RECIPES):
+        recipe(text)  # raises, with what plesio calls it
     if call is None:
         raise StrategyError(
             f"strategy {text!r} cannot be read; write NAME or NAME(key=value, ...), such as first_of(m=3)"

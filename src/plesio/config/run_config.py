@@ -26,7 +26,7 @@ from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers.answer import WHOLE
-from plesio.strategy.recipes import RECIPES, recipe
+from plesio.strategy.recipes import DEFAULT, RECIPES, recipe
 
 SEED_MAX = 2**63 - 1
 UNTIL = (
@@ -45,8 +45,14 @@ class RunConfig:
     """
 
     strategy: Strategy = setting(
-        MISSING,
-        Option("--strategy", "How workers keep step: a name that `plesio strategies` lists.", "NAME", str, "async_sgd"),
+        DEFAULT,
+        Option(
+            "--strategy",
+            'How workers keep step: a name that `plesio strategies` lists, with settings where wanted: "local_sgd(every=16)".',
+            "NAME",
+            str,
+            DEFAULT,
+        ),
         Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
         fixed=True,
     )

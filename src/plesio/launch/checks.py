@@ -26,7 +26,26 @@ def check_functions(config: RunConfig, train: Any, evaluate: object, watch: obje
         raise ConfigurationError(f"train={train!r} has a yield in it: calling it trains nothing; take the yield out")
     if inspect.iscoroutinefunction(plain):
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
+    if train is not None:
+        check_takes_worker(train)
     if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
+
+
+def check_takes_worker(train: Any) -> None:
+    """Raise `ConfigurationError` for a training function that cannot be called with one argument."""
+    try:
+        signature = inspect.signature(train, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # it is compiled, and does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+        found = f"{getattr(without_arguments(train), '__name__', 'train')}({', '.join(map(str, bare))})"
+        raise ConfigurationError(
+            f"{found} cannot be the training function: plesio calls it with one argument, the worker; write "
+            "train(worker), and make inside what else it needs, or give that by functools.partial"
+        ) from None
