@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 RUN_NAME = "plesio_script"  # not "__main__": what a script does only as a program stays undone
 UNGUARDED = "it calls ps.run while it is loaded; put ps.run under if __name__ == '__main__'"
 
-ANOTHER = "--function NAME takes another, such as --function main"
-
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -59,14 +57,14 @@ def load(
     train, evaluate = names.get(function), names.get("evaluate")
     if not callable(train):
         raise ConfigurationError(
-            f"{path} defines no function {function}(worker); {ANOTHER}; the functions it has: {_functions(names)}"
+            f"{path} defines no function {function}(worker); the functions it has: {_functions(names)}{_another(names)}"
         )
     from plesio.launch.checks import check_takes_worker  # imports torch
 
     try:
         check_takes_worker(train)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}; {ANOTHER}; the functions it has: {_functions(names)}") from None
+        raise ConfigurationError(f"{path}: {error}{_another(names)}") from None
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
     if evaluate is None and targets:
@@ -81,6 +79,11 @@ def load(
 def _functions(names: Mapping[str, Any]) -> str:
     own = [name for name, one in names.items() if inspect.isfunction(one) and one.__module__ == RUN_NAME]
     return ", ".join(own) or "none"
+
+
+def _another(names: Mapping[str, Any]) -> str:
+    """How to name another function than `train`."""
+    return f"; {'--function main takes main(worker)' if 'main' in names else '--function NAME takes another'} instead"
 
 
 def _execute(path: Path) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def check_takes_worker(train: Any) -> None:
         signature.bind(None)
     except TypeError:
         bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
-        found = f"{getattr(without_arguments(train), '__name__', 'train')}({', '.join(map(str, bare))})"
+        name = getattr(without_arguments(train), "__name__", "train")
         raise ConfigurationError(
-            f"{found} cannot be the training function: plesio calls it with one argument, the worker; write "
-            "train(worker), and make inside what else it needs, or give that by functools.partial"
+            f"{name}({', '.join(map(str, bare))}) cannot be the training function: plesio calls it with one argument, the "
+            f"worker; write {name}(worker), and make inside what else it needs, or give that by functools.partial"
         ) from None
