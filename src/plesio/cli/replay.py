@@ -46,7 +46,7 @@ def replay(
     from plesio.protocol.journal import read_journal
 
     journal = read_journal(run)
-    train = _train_of(journal.head, script, arguments, function, force)
+    train = _train_of(journal.head, script, arguments, force, function)
     found = do(run, train, until=until, force=force)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
@@ -81,7 +81,7 @@ def _check_unchanged(head: JournalHead, script: Path) -> None:
 
 
 def _train_of(
-    head: JournalHead, script: Path | None, arguments: list[str] | None, function: str, force: bool
+    head: JournalHead, script: Path | None, arguments: list[str] | None, force: bool, function: str = "train"
 ) -> Callable[..., object]:
     """The training function to do it again with: from the script that is named, or the file it was in."""
     from plesio.cli.script import load
