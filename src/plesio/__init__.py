@@ -36,11 +36,9 @@ from plesio.strategy import Strategy as Strategy
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import Steps as Steps
-from plesio.strategy.recipes import RECIPES as _RECIPES
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
-from plesio.strategy.recipes.elsewhere import known_elsewhere as _known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
@@ -77,6 +75,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    from plesio.strategy.recipes.elsewhere import known_elsewhere
+
     if name == "__all__":
         return __dir__()
     if name in _MODULES:
@@ -85,15 +85,11 @@ def __getattr__(name: str) -> Any:
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(module), name)
             return value
-    same = _known_elsewhere(name, _RECIPES, "ps.")  # at a mistyped name Python says itself what is closest
+    same = known_elsewhere(name, "ps.")  # of a mistyped name Python itself says what is closest
     raise AttributeError(f"module 'plesio' has no attribute {name!r}{f'; {same}' if same else ''}")
 
 
 def __dir__() -> list[str]:
     """The public names: those imported from plesio's modules, now or later."""
-    own = {
-        name
-        for name, one in globals().items()
-        if name[0] != "_" and getattr(one, "__module__", "").startswith("plesio.")
-    }
+    own = {name for name, one in globals().items() if getattr(one, "__module__", "").startswith("plesio.")}
     return sorted({"cluster", "sinks", "splits", *own, *(name for names in _NEED_TORCH.values() for name in names)})

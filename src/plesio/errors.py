@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+OTHER_WORDS = dict.fromkeys(("devices", "gpus", "n_jobs", "nproc", "nprocs", "num_processes", "world_size"), "workers")
 TEXT_MAX = 20_000  # how many characters of an exception's message, or of its traceback, are told
 
 
@@ -227,10 +228,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     close = [same] if same in names else get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
-
-
-OTHER_WORDS = dict.fromkeys(("devices", "gpus", "n_jobs", "nproc", "nprocs", "num_processes", "world_size"), "workers")
-"""What other libraries call an argument."""
 
 
 def words_of(error: BaseException) -> str:

@@ -336,7 +336,7 @@ def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> No
     (folder,) = Path("here").iterdir()
     assert main(["replay", str(folder), "--function", "main"]) == 0
     assert main(["replay", str(folder)]) == 2
-    assert "train(args, model) cannot be the training function" in capsys.readouterr().err
+    assert "cannot be the training function: plesio calls it with one argument" in capsys.readouterr().err
 
 
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -600,8 +600,9 @@ def test_invalid_arguments_are_one_line(arguments: str, part: str, capsys: pytes
         (
             "def train(args, model: int, epoch=3): pass",
             "",
-            "script.py: train(args, model, epoch=3) cannot be the training function: plesio calls it with one argument, the "
-            "worker; write train(worker), and make inside what else it needs, or give that by functools.partial; --function",
+            "plesio: train(args, model, epoch=3) in script.py cannot be the training function: plesio calls it with one "
+            "argument, the worker; write train(worker), and make inside what else it needs, or give that by "
+            "functools.partial; --function NAME takes another instead",
         ),
         ("x = 1", "", "the functions it has: none"),
         ("import no_such_module", "", "ModuleNotFoundError: No module named 'no_such_module' (line 1)"),

@@ -66,6 +66,7 @@ class Comparison:
     """The work that each strategy does, and what came out so far, in the order of the strategies."""
 
     script: Path
+    function: str
     config: RunConfig  # the first strategy's; the others' differ from it in the strategy alone
     words: str  # tell of the work
     report: Path
@@ -107,10 +108,10 @@ def compare(
     report = report or values["runs"] / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
-    found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
+    found = Comparison(script, function, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
     started_s = time.monotonic()
     try:
-        _run_all(console, arguments, configs, found, repeats, function)
+        _run_all(console, arguments, configs, found, repeats)
     except KeyboardInterrupt:
         if found.summaries:  # what there is, is shown
             _show(console, found)
@@ -136,15 +137,10 @@ def _writable(*paths: Path | None) -> None:
 
 
 def _run_all(
-    console: Console,
-    arguments: list[str] | None,
-    configs: Sequence[RunConfig],
-    found: Comparison,
-    repeats: int,
-    function: str,
+    console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
 ) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
-        script = load(found.script, arguments, found.config, function)
+        script = load(found.script, arguments, found.config, found.function)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:

@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 @takes_settings(but=["engine", "workers_max"])
 def run(
-    context: typer.Context,
-    script: ScriptPath,
-    arguments: Arguments = None,
-    function: Function = "train",
-    watch: Watch = False,
-    **typed: Any,
-) -> int:
+    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False,
+    function: Function = "train", **typed: Any,
+) -> int:  # fmt: skip
     """Train a script's model under one strategy and print what it cost.
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
@@ -42,12 +38,7 @@ def run(
 
 
 def train(
-    context: typer.Context,
-    script: Path,
-    arguments: list[str] | None,
-    config: RunConfig,
-    page: bool = False,
-    function: str = "train",
+    context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool, function: str
 ) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
     loaded = load(script, arguments, config, function)

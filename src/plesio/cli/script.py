@@ -55,16 +55,16 @@ def load(
         ForkServer.shared()
     names = _execute(path)
     train, evaluate = names.get(function), names.get("evaluate")
+    instead = (
+        f"; {'--function main takes main(worker)' if 'main' in names else '--function NAME takes another'} instead"
+    )
     if not callable(train):
         raise ConfigurationError(
-            f"{path} defines no function {function}(worker); the functions it has: {_functions(names)}{_another(names)}"
+            f"{path} defines no function {function}(worker); the functions it has: {_functions(names)}{instead}"
         )
     from plesio.launch.checks import check_takes_worker  # imports torch
 
-    try:
-        check_takes_worker(train)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}{_another(names)}") from None
+    check_takes_worker(train, f" in {path}", instead)
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
     if evaluate is None and targets:
@@ -79,11 +79,6 @@ def load(
 def _functions(names: Mapping[str, Any]) -> str:
     own = [name for name, one in names.items() if inspect.isfunction(one) and one.__module__ == RUN_NAME]
     return ", ".join(own) or "none"
-
-
-def _another(names: Mapping[str, Any]) -> str:
-    """How to name another function than `train`."""
-    return f"; {'--function main takes main(worker)' if 'main' in names else '--function NAME takes another'} instead"
 
 
 def _execute(path: Path) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, recipe, usual_first
-from plesio.strategy.recipes.elsewhere import known_elsewhere
 
 Value = int | float | bool | str | Every
 
-_CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_CALL = re.compile(r"\s*(\w[\w! -]*?)\s*(?:\((.*)\))?\s*", re.DOTALL)  # also a name that others have, such as Hogwild!
 _SHOWN = re.compile(r"every (\S+?) ?(s|steps)")  # as `Steps` and `Seconds` show themselves in a table
 
 
@@ -41,8 +40,6 @@ def usual(workers: int) -> tuple[str, ...]:
 def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
     """The strategy written as NAME or NAME(key=value, ...); `more` holds further key=value."""
     call = _CALL.fullmatch(text)
-    if call is None and known_elsewhere(text, RECIPES):
-        recipe(text)  # raises, with what plesio calls it
     if call is None:
         raise StrategyError(
             f"strategy {text!r} cannot be read; write NAME or NAME(key=value, ...), such as first_of(m=3)"

@@ -27,13 +27,9 @@ from plesio.config.simulated import Simulated
     ],
 )
 def simulate(
-    context: typer.Context,
-    script: ScriptPath,
-    arguments: Arguments = None,
-    function: Function = "train",
-    watch: Watch = False,
-    **typed: Any,
-) -> int:
+    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False,
+    function: Function = "train", **typed: Any,
+) -> int:  # fmt: skip
     """Train a script's model on simulated machines, in virtual time, and print what it would have cost.
 
     SCRIPT is that of `plesio run`: its gradients are computed, one worker's after the other's, only time is virtual.

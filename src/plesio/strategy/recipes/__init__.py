@@ -21,8 +21,7 @@ from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
 
-DEFAULT = "async_sgd"
-"""The strategy of a run that names none."""
+DEFAULT = "async_sgd"  # of a run that names no strategy
 RECIPES: dict[str, Callable[..., Strategy]] = {}
 for _family in (synchronous, asynchronous, local, deltas, federated):
     for _name in _family.__all__:
@@ -52,14 +51,11 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     'buffered(k=3)'
     """
     if name not in RECIPES:
-        hint = known_elsewhere(name, RECIPES)
+        hint = known_elsewhere(name)
         if not hint and name.partition("(")[0] in RECIPES:
             hint = f"in Python, write it without quotes: ps.{name}"
         raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters
-    for key in settings:
-        if key not in known:
-            raise StrategyError(unknown_name(f"setting of {name}", key, known))
     if name in USUAL and workers is not None:
         setting, usual, _ = USUAL[name]
         settings.setdefault(setting, usual(workers))

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 SAME = {
-    "allreduce": "ddp distributeddataparallel dataparallel horovod ringallreduce mirroredstrategy "
-    "multiworkermirroredstrategy",
-    "sync_sgd": "bsp bulksynchronous bulksynchronousparallel ssgd synchronous synchronoussgd",
+    "allreduce": "ddp distributeddataparallel dataparallel horovod mirroredstrategy multiworkermirroredstrategy",
+    "sync_sgd": "syncsgd bsp bulksynchronous bulksynchronousparallel ssgd synchronous synchronoussgd",
     "first_of": "backupworkers ksync ksyncsgd",
-    "async_sgd": "asgd asynchronous asynchronoussgd downpour downpoursgd parameterserver parameterserverstrategy",
-    "async_sgd(correct='delay_compensated')": "dcasgd",
+    "async_sgd": "asyncsgd asgd asynchronous downpour downpoursgd parameterserver parameterserverstrategy",
     "bounded_staleness": "ssp stalesynchronous stalesynchronousparallel",
     "buffered": "kasync kasyncsgd softsync",
+    "local_sgd": "localsgd",
     "elastic_averaging": "easgd elasticaveragingsgd",
-    "fedopt": "fedadam",
-    "fedopt('yogi')": "fedyogi",
-    "fedopt('adagrad')": "fedadagrad",
+    "hogwild": "hogwild",
+    "fedopt": "fedadagrad fedadam fedyogi",
 }
 SHARDED = (
     "fsdp fsdp2 fullyshardeddataparallel zero zero1 zero2 zero3 deepspeed megatron pipelineparallel tensorparallel"
 )
 
 
-def known_elsewhere(name: str, own: Iterable[str], prefix: str = "") -> str:
-    """What to take for the strategy that others call `name`; empty for a name that nobody has.
-
-    >>> known_elsewhere("DDP", ["allreduce"])
-    'plesio calls it allreduce'
-    """
-    plain = _plain(name)
+def known_elsewhere(name: str, prefix: str = "") -> str:
+    """What to take for the strategy that others call `name`; empty for a name that nobody has."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
     if plain in SHARDED.split():
         return (
             "plesio does not shard a model, each worker holds all of it; for a model that fits on one worker take "
             f"{prefix}allreduce, for one that does not torch.distributed.fsdp without plesio"
         )
-    same = {_plain(one): one for one in own} | {one: ours for ours, names in SAME.items() for one in names.split()}
-    return f"plesio calls it {prefix}{same[plain]}" if plain in same else ""
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    own = next((own for own, names in SAME.items() if plain in names.split()), "")
+    return f"plesio calls it {prefix}{own}" if own else ""
