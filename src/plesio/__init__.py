@@ -75,6 +75,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    from plesio.strategy.recipes.elsewhere import known_elsewhere
+
     if name == "__all__":
         return __dir__()
     if name in _MODULES:
@@ -83,7 +85,8 @@ def __getattr__(name: str) -> Any:
         if name in names:
             globals()[name] = value = getattr(importlib.import_module(module), name)
             return value
-    raise AttributeError(f"module 'plesio' has no attribute {name!r}")
+    same = known_elsewhere(name, "ps.")  # of a mistyped name Python itself says what is closest
+    raise AttributeError(f"module 'plesio' has no attribute {name!r}{f'; {same}' if same else ''}")
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,10 @@ import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+OTHER_WORDS = dict.fromkeys(("devices", "gpus", "n_jobs", "nproc", "nprocs", "num_processes", "world_size"), "workers")
 TEXT_MAX = 20_000  # how many characters of an exception's message, or of its traceback, are told
 
 
@@ -222,7 +224,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return f"unknown {kind} {name!r}; there are none"
-    close = get_close_matches(name, names, n=1)
+    same = OTHER_WORDS.get(name)
+    close = [same] if same in names else get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
 
@@ -233,8 +236,17 @@ def words_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of any exception, with its message; a long one is cut."""
-    return _told(lambda: "".join(traceback.format_exception(error)))
+    """The traceback of any exception, with its message, from the user's first frame on; a long one is cut."""
+    trace = error.__traceback__
+    while trace is not None and is_engine(trace.tb_frame):
+        trace = trace.tb_next
+    begin = trace or error.__traceback__  # where no frame is the user's: all
+    return _told(lambda: "".join(traceback.format_exception(type(error), error, begin)))
+
+
+def is_engine(frame: FrameType) -> bool:
+    """Whether it is a frame of plesio's, not of a user."""
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("plesio", "contextlib")
 
 
 def _told(tell: Callable[[], str]) -> str:

@@ -14,6 +14,7 @@ from plesio.config.faults import Fault, Pace
 from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
+from plesio.entry import entry
 from plesio.errors import ConfigurationError
 from plesio.launch.checks import check_functions
 from plesio.launch.job import Live
@@ -24,12 +25,14 @@ from plesio.launch.start import start as start_here
 from plesio.observe.progress import ProgressLine, is_watched
 from plesio.observe.sinks import Sink
 from plesio.strategy import Strategy
+from plesio.strategy.recipes import DEFAULT
 from plesio.watch.process import check_installed, live_page
 
 
+@entry("argument of ps.run", ConfigurationError)
 def run(
     train: Callable[..., object],
-    strategy: Strategy | str | Callable[..., Strategy],
+    strategy: Strategy | str | Callable[..., Strategy] = DEFAULT,
     *,
     workers: int,
     workers_max: int | None = None,
@@ -56,7 +59,7 @@ def run(
 
     Args:
         train: called with a `Worker` in each worker process; an ordinary PyTorch loop.
-        strategy: `ps.async_sgd()` and the like, or the name of a recipe.
+        strategy: `ps.async_sgd()` and the like, or the name of a recipe; left out: `async_sgd`.
         workers: how many workers.
         workers_max: up to how many the run may be scaled while it goes on, by `live.scale(n)` in `watch`; None: as many as it
             begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.

@@ -323,6 +323,22 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     assert written["run"]["pace"] == {"step_s": 0.002, "jitter": 0.0}
 
 
+def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """By all commands that take a script; a replay has to be told, too."""
+    name = script()
+    path = Path(name)
+    path.write_text(f"{path.read_text()}\nmain = train\n\ndef train(args, model): pass\n")
+    own = ["--function", "main", "--workers", "2", "--until", "steps=20"]
+    assert main(["run", name, "--strategy", "local_sgd(every=4)", "--runs", "here", *own]) == 0
+    assert main(["simulate", name, "--cluster", "uniform", *own]) == 0
+    assert main(["compare", name, "--strategies", "sync_sgd", *own]) == 0
+    assert "local_sgd(every 4 steps): 20 steps were up" in capsys.readouterr().out
+    (folder,) = Path("here").iterdir()
+    assert main(["replay", str(folder), "--function", "main"]) == 0
+    assert main(["replay", str(folder)]) == 2
+    assert "cannot be the training function: plesio calls it with one argument" in capsys.readouterr().err
+
+
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     """In workers, simulations and replays. Arguments before `--` are plesio's."""
     parser = "p = argparse.ArgumentParser(exit_on_error=False); p.add_argument('--start', type=int, default=0)"
@@ -520,6 +536,22 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
     [
         ("run nowhere.py", "there is no file nowhere.py"),
         ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
+        ("run script.py --strategy ddp", "unknown strategy 'ddp'; plesio calls it allreduce"),
+        ("run script.py --strategy hogwild!", "unknown strategy 'hogwild!'; plesio calls it hogwild"),
+        ("simulate script.py --cluster uniform --strategy ssp(s=2)", "plesio calls it bounded_staleness"),
+        ("compare script.py --strategies sync_sgd,asgd", "unknown strategy 'asgd'; plesio calls it async_sgd"),
+        (
+            "serve --strategy fsdp",
+            "plesio does not shard a model, each worker holds all of it; for a model that fits on one",
+        ),
+        (
+            "run script.py --strategy local_sgd(evry=3)",
+            "unknown setting of local_sgd 'evry'; known: codec, every, weigh; did",
+        ),
+        (
+            "run script.py --function fit",
+            "defines no function fit(worker); the functions it has: build, train, evaluate",
+        ),
         ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: correct, lr_scale, weigh"),
         ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
         ("run script.py --workers 0", "workers=0: a whole number from 1 to 80"),
@@ -560,6 +592,18 @@ def test_invalid_arguments_are_one_line(arguments: str, part: str, capsys: pytes
     ("content", "options", "part"),
     [
         ("def main(): pass\ndef helper(): pass", "", "no function train(worker); the functions it has: main, helper"),
+        (
+            "def main(worker): pass",
+            "",
+            "no function train(worker); the functions it has: main; --function main takes main(worker) instead\n",
+        ),
+        (
+            "def train(args, model: int, epoch=3): pass",
+            "",
+            "plesio: train(args, model, epoch=3) in script.py cannot be the training function: plesio calls it with one "
+            "argument, the worker; write train(worker), and make inside what else it needs, or give that by "
+            "functools.partial; --function NAME takes another instead",
+        ),
         ("x = 1", "", "the functions it has: none"),
         ("import no_such_module", "", "ModuleNotFoundError: No module named 'no_such_module' (line 1)"),
         ("def train(:", "", "SyntaxError"),

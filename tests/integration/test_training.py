@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tomllib
 import warnings
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +312,60 @@ def test_printing_a_run_shows_its_figures() -> None:
 def test_invalid_arguments_are_refused_before_anything_starts(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises((ps.ConfigurationError, ps.StrategyError), match=words):
         ps.run(loops.endless, **{"strategy": ps.async_sgd(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"worker": 2}, r"^unknown argument of ps\.run 'worker'; known: checkpoint.*; did you mean 'workers'\?$"),
+        ({"workers": 2, "num_workers": 2}, r"unknown argument of ps\.run 'num_workers'; .* did you mean 'workers'\?"),
+        ({"workers": 2, "gpus": 2}, r"unknown argument of ps\.run 'gpus'; .* did you mean 'workers'\?"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_closest(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(loops.endless, **arguments)
+    with pytest.raises(
+        ps.ConfigurationError, match=words.replace("run", "join").replace("known: checkpoint", "known: address")
+    ):
+        ps.join(**arguments)
+
+
+def test_a_run_without_a_strategy_is_async_sgd() -> None:
+    assert ps.run(SMALL, workers=2, engine=SIMULATED).strategy == "async_sgd"
+
+
+def many(args: Any, model: Any, device: Any = None) -> None:
+    """As in PyTorch's examples."""
+
+
+def decorated(function: Any) -> Any:
+    @wraps(function)
+    def call(*args: Any) -> None:
+        SMALL(args[0])
+
+    return call
+
+
+@pytest.mark.parametrize("train", [many, partial(many, device="cpu"), lambda: None])
+def test_a_training_function_that_does_not_take_a_worker_is_refused(train: Any) -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"^(many|<lambda>)\(.* cannot be the training function: plesio calls it"
+    ):
+        ps.run(train, workers=2)
+
+
+@pytest.mark.parametrize("train", [partial(SMALL, steps=2), lambda worker, more=1: SMALL(worker), decorated(many)])
+def test_a_training_function_may_have_more_arguments_that_need_no_value(train: Any) -> None:
+    assert ps.run(train, workers=2, engine=SIMULATED).version > 0
+
+
+def test_signatures_are_as_they_are_written() -> None:
+    """Editors and type checkers see them; unknown arguments are looked at before."""
+    assert list(inspect.signature(ps.run).parameters)[:3] == ["train", "strategy", "workers"]
+    assert list(inspect.signature(ps.join).parameters)[-1] == "options"
+    assert str(inspect.signature(ps.local_sgd)).startswith("(every: 'int | str | Every' = 16, weigh:")
+    assert pickle.loads(pickle.dumps([ps.run, ps.local_sgd])) == [ps.run, ps.local_sgd]
 
 
 def test_an_unknown_target_metric_is_refused() -> None:

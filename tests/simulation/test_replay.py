@@ -315,7 +315,7 @@ def test_the_command_replays_a_named_script_and_refuses_another_function(
     assert f"bit-identical: {run.version:,} versions, all computed again" in capsys.readouterr().out
     assert main(["replay", str(run.folder)]) == 2
     assert "replayed.py defines no function train(worker)" in capsys.readouterr().err
-    for changed in ("from support.loops import follow as train\n", "def train(worker): ...\n"):
+    for changed in ("from support.loops import endless as train\n", "def train(worker): ...\n"):
         script.write_text(changed)
         assert main(["replay", str(run.folder), "--script", str(script)]) != 0
         assert "has changed" in capsys.readouterr().err

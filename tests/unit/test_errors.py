@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from typing import Any
+
 import pytest
 
 import plesio as ps
@@ -84,3 +87,60 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 def test_words_are_utf8() -> None:
     assert words_of(ValueError("no such layer")) == "no such layer"
     assert [as_utf8("naïve"), as_utf8("\ud800x")] == ["naïve", "\\ud800x"]
+
+
+def wrong(worker: ps.Worker) -> None:
+    """Raises one of plesio's errors, from plesio's code."""
+    worker.prepare(3)
+
+
+def fails(worker: ps.Worker) -> None:
+    """Raises an error of its own."""
+    raise ValueError("the disk is on fire")
+
+
+def files_of(error: BaseException) -> list[str]:
+    """Where the frames are that a traceback shows: the file and the function."""
+    return [f"{one.filename.rpartition('/')[2]}:{one.name}" for one in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"strategy": "ddp"},
+        {"pace": "fast"},
+        {"worker": 2},
+        {"resume": "nowhere"},
+        {"watch": 3},
+        {"train": lambda: None},
+    ],
+)
+def test_what_cannot_be_is_refused_without_frames_of_plesios(arguments: dict[str, Any]) -> None:
+    """But for the one that raises."""
+    with pytest.raises(ps.PlesioError) as caught:
+        ps.run(**{"train": fails, "workers": 2, **arguments})
+    me, entry = files_of(caught.value)
+    assert me == "test_errors.py:test_what_cannot_be_is_refused_without_frames_of_plesios"
+    assert entry == "entry.py:checked"
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_a_workers_traceback_begins_in_the_users_function(engine: str | ps.Simulated) -> None:
+    with pytest.raises(ps.WorkerError) as caught:
+        ps.run(fails, workers=2, engine=engine)
+    first, begin, where, line, *_ = str(caught.value).splitlines()
+    assert first in [f"worker {rank} raised ValueError: the disk is on fire" for rank in (0, 1)]
+    assert begin == "Traceback (most recent call last):"
+    assert where.endswith("in fails")
+    assert line.strip() == 'raise ValueError("the disk is on fire")'
+    assert len(files_of(caught.value)) == 2
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
+def test_plesios_own_errors_in_a_worker_show_the_users_line(engine: str | ps.Simulated) -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"^prepare was given a int") as caught:
+        ps.run(wrong, workers=2, engine=engine)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "worker.prepare(3)" in shown
+    assert "engine.py" not in shown

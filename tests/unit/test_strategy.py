@@ -13,6 +13,7 @@ import pytest
 
 import plesio
 from conformance.table import OTHERS, OWN, ROWS
+from plesio.cli.settings import strategy_of
 from plesio.errors import PlesioError, StrategyError
 from plesio.launch.remote.link import TakenError
 from plesio.strategy import Strategy, answers, recipes
@@ -43,6 +44,7 @@ from plesio.strategy.answers import (
     Within,
     WorkerMomentum,
 )
+from plesio.strategy.recipes import elsewhere
 from plesio.strategy.strategy import ANSWERS
 from plesio.transport.wire import DamagedError
 from plesio.worker.exchanges.server import SeatLostError
@@ -364,6 +366,46 @@ def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
     assert message == (
         "unknown setting of async_sgd 'corect'; known: correct, lr_scale, weigh; did you mean 'correct'?"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ddp", "plesio calls it allreduce"),
+        ("DistributedDataParallel", "plesio calls it allreduce"),
+        ("horovod", "plesio calls it allreduce"),
+        ("asgd", "plesio calls it async_sgd"),
+        ("downpour", "plesio calls it async_sgd"),
+        ("parameter server", "plesio calls it async_sgd"),
+        ("ssp", "plesio calls it bounded_staleness"),
+        ("easgd", "plesio calls it elastic_averaging"),
+        ("hogwild!", "plesio calls it hogwild"),
+        ("Local-SGD", "plesio calls it local_sgd"),
+        ("zero", "plesio does not shard a model"),
+        ("FSDP", "plesio does not shard a model"),
+        ("local_sgd(every=16)", "in Python, write it without quotes: ps.local_sgd(every=16)"),
+    ],
+)
+def test_a_name_from_elsewhere_is_pointed_on(name: str, words: str) -> None:
+    assert refusal(lambda: recipes.recipe(name)).startswith(f"unknown strategy {name!r}; {words}")
+    if name.isalpha():
+        with pytest.raises(AttributeError, match=words.replace("it ", "it ps.")):
+            getattr(plesio, name)
+
+
+def test_what_is_named_for_other_names_exists() -> None:
+    for own in elsewhere.SAME:
+        strategy_of(own, 4)
+    names = " ".join([*elsewhere.SAME.values(), elsewhere.SHARDED]).split()
+    assert len(set(names)) == len(names)
+    assert not set(names) & set(recipes.RECIPES) - {"hogwild"}
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_an_unknown_keyword_of_a_recipe_is_answered_with_the_known_ones(name: str) -> None:
+    message = refusal(lambda: getattr(plesio, name)(evry=3))
+    assert message.startswith(f"unknown setting of {name} 'evry'; ")
+    assert ("did you mean 'every'?" in message) == ("every" in inspect.signature(recipes.RECIPES[name]).parameters)
 
 
 def test_a_missing_setting_is_named_with_an_example() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.options import Arguments, ScriptPath, takes_settings
+from plesio.cli.options import Arguments, Function, ScriptPath, takes_settings
 from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.typed import in_words, values_of
@@ -66,6 +66,7 @@ class Comparison:
     """The work that each strategy does, and what came out so far, in the order of the strategies."""
 
     script: Path
+    function: str
     config: RunConfig  # the first strategy's; the others' differ from it in the strategy alone
     words: str  # tell of the work
     report: Path
@@ -89,6 +90,7 @@ def compare(
     arguments: Arguments = None,
     strategies: Names = None,
     *,
+    function: Function = "train",
     repeats: Repeats = 1,
     json_file: Json = None,
     report: Report = None,
@@ -106,7 +108,7 @@ def compare(
     report = report or values["runs"] / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()
-    found = Comparison(script, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
+    found = Comparison(script, function, configs[0], in_words(configs[0], typed["cluster"]), report, json_file)
     started_s = time.monotonic()
     try:
         _run_all(console, arguments, configs, found, repeats)
@@ -138,7 +140,7 @@ def _run_all(
     console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
 ) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
-        script = load(found.script, arguments, found.config)
+        script = load(found.script, arguments, found.config, found.function)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:

@@ -70,7 +70,7 @@ def _options(
 
 EXAMPLES: dict[Callable[..., Any], str] = {
     watch: "runs --port 8765",
-    run: "train.py --strategy local_sgd --set every=16 --workers 4",
+    run: 'train.py --strategy "local_sgd(every=16)" --workers 4',
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
     serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",

@@ -28,6 +28,7 @@ Arguments = Annotated[
 ]
 
 
+Function = Annotated[str, typer.Option(metavar="NAME", help="The function of SCRIPT that each worker calls.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the run as it goes on a page; its address is printed.")]
 
 

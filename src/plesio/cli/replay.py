@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from plesio.cli.live import terminal
-from plesio.cli.options import Arguments
+from plesio.cli.options import Arguments, Function
 from plesio.errors import ConfigurationError
 from plesio.launch.working_directory import check_working_directory
 
@@ -23,6 +23,7 @@ def replay(
     script: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The run's script, if it is no longer where it was.")
     ] = None,
+    function: Function = "train",
     until: Annotated[
         int | None, typer.Option(metavar="VERSION", help="Stop at this version and write its weights.")
     ] = None,
@@ -45,13 +46,13 @@ def replay(
     from plesio.protocol.journal import read_journal
 
     journal = read_journal(run)
-    train = _train_of(journal.head, script, arguments, force)
+    train = _train_of(journal.head, script, arguments, force, function)
     found = do(run, train, until=until, force=force)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
     if not found.identical and not arguments:
         console.print(
-            "If the script was given arguments, give it the same: plesio replay RUN -- ARGUMENTS", soft_wrap=True
+            "If the run had --function or arguments, give it the same: plesio replay RUN -- ARGUMENTS", soft_wrap=True
         )
     if until is not None or weights is not None:
         where = weights or journal.path.with_name(f"weights-{found.versions}.safetensors")
@@ -79,9 +80,9 @@ def _check_unchanged(head: JournalHead, script: Path) -> None:
 
 
 def _train_of(
-    head: JournalHead, script: Path | None, arguments: list[str] | None, force: bool
+    head: JournalHead, script: Path | None, arguments: list[str] | None, force: bool, function: str = "train"
 ) -> Callable[..., object]:
-    """The training function to do it again with: the `train` of the script that is named, or of the file it was in."""
+    """The training function to do it again with: from the script that is named, or the file it was in."""
     from plesio.cli.script import load
 
     path = script or Path(head.script)
@@ -92,4 +93,4 @@ def _train_of(
         )
     if not force:
         _check_unchanged(head, path)
-    return load(path, arguments).train
+    return load(path, arguments, function=function).train

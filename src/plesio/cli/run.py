@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from plesio.cli.live import Board, simulated_in, terminal
-from plesio.cli.options import Arguments, ScriptPath, Watch, takes_settings
+from plesio.cli.options import Arguments, Function, ScriptPath, Watch, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
 @takes_settings(but=["engine", "workers_max"])
 def run(
-    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False, **typed: Any
-) -> int:
+    context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False,
+    function: Function = "train", **typed: Any,
+) -> int:  # fmt: skip
     """Train a script's model under one strategy and print what it cost.
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    return train(context, script, arguments, config_of(typed), watch)
+    return train(context, script, arguments, config_of(typed), watch, function)
 
 
 def train(
-    context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool = False
+    context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool, function: str
 ) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
-    loaded = load(script, arguments, config)
+    loaded = load(script, arguments, config, function)
     return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page))
 
 

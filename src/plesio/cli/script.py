@@ -37,8 +37,10 @@ class Script:
         return start(config, self.train, self.evaluate, watch, page=page)
 
 
-def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None) -> Script:
-    """Load the script with its `arguments`, for a run of `config` if one is to start.
+def load(
+    path: Path, arguments: Sequence[str] | None, config: RunConfig | None = None, function: str = "train"
+) -> Script:
+    """Load the script with its `arguments`, for a run of `config` if one is to start; its `function` trains.
 
     Where workers will be processes, the fork server starts meanwhile: both import torch.
     """
@@ -52,9 +54,17 @@ def load(path: Path, arguments: Sequence[str] | None, config: RunConfig | None =
     if config is not None and not config.simulated:
         ForkServer.shared()
     names = _execute(path)
-    train, evaluate = names.get("train"), names.get("evaluate")
+    train, evaluate = names.get(function), names.get("evaluate")
+    instead = (
+        f"; {'--function main takes main(worker)' if 'main' in names else '--function NAME takes another'} instead"
+    )
     if not callable(train):
-        raise ConfigurationError(f"{path} defines no function train(worker); the functions it has: {_functions(names)}")
+        raise ConfigurationError(
+            f"{path} defines no function {function}(worker); the functions it has: {_functions(names)}{instead}"
+        )
+    from plesio.launch.checks import check_takes_worker  # imports torch
+
+    check_takes_worker(train, f" in {path}", instead)
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
     if evaluate is None and targets:

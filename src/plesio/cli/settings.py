@@ -16,7 +16,7 @@ from plesio.strategy.recipes import RECIPES, recipe, usual_first
 
 Value = int | float | bool | str | Every
 
-_CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_CALL = re.compile(r"\s*(\w[\w! -]*?)\s*(?:\((.*)\))?\s*", re.DOTALL)  # also a name that others have, such as Hogwild!
 _SHOWN = re.compile(r"every (\S+?) ?(s|steps)")  # as `Steps` and `Seconds` show themselves in a table
 
 

@@ -57,7 +57,7 @@ def strategies(
     console.print()
     console.print(_ideas(entries))
     console.print()
-    console.print(Text("plesio run SCRIPT --strategy NAME --set KEY=VALUE uses one; plesio compare SCRIPT, several."))
+    console.print(Text('plesio run SCRIPT --strategy "NAME(KEY=VALUE)" uses one; plesio compare SCRIPT, several.'))
 
 
 def entry(name: str) -> Entry:

@@ -26,9 +26,12 @@ from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers.answer import WHOLE
-from plesio.strategy.recipes import RECIPES, recipe
+from plesio.strategy.recipes import DEFAULT, RECIPES, recipe
 
 SEED_MAX = 2**63 - 1
+STRATEGY = (
+    'How workers keep step: a name that `plesio strategies` lists, with settings if wanted: "local_sgd(every=16)".'
+)
 UNTIL = (
     "Stop at a value that evaluate(model) returns, such as accuracy=0.95 (at least; at most for names with loss, error, mse, "
     "mae, perplexity or nll in them, but for neg_...), or at a number of samples, or of steps (a resumed run goes on "
@@ -45,8 +48,8 @@ class RunConfig:
     """
 
     strategy: Strategy = setting(
-        MISSING,
-        Option("--strategy", "How workers keep step: a name that `plesio strategies` lists.", "NAME", str, "async_sgd"),
+        DEFAULT,
+        Option("--strategy", STRATEGY, "NAME", str, DEFAULT),
         Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
         fixed=True,
     )

@@ -26,7 +26,26 @@ def check_functions(config: RunConfig, train: Any, evaluate: object, watch: obje
         raise ConfigurationError(f"train={train!r} has a yield in it: calling it trains nothing; take the yield out")
     if inspect.iscoroutinefunction(plain):
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
+    check_takes_worker(train)
     if config.until.metrics and evaluate is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
+
+
+def check_takes_worker(train: Any, where: str = "", instead: str = "") -> None:
+    """Raise `ConfigurationError` for a training function that cannot be called with one argument."""
+    try:
+        signature = inspect.signature(train, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return  # there is none, or it is compiled and does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+        name = getattr(without_arguments(train), "__name__", "train")
+        raise ConfigurationError(
+            f"{name}({', '.join(map(str, bare))}){where} cannot be the training function: plesio calls it with one "
+            f"argument, the worker; write {name}(worker), and make inside what else it needs, or give that by "
+            f"functools.partial{instead}"
+        ) from None

@@ -262,7 +262,10 @@ class LocalEngine:
             self._raised[worker] = what
         else:
             kind = error_class(message.kind) if message.own else None
-            self._fail(kind(message.why) if kind is not None else WorkerError(f"{what}\n{message.traceback}"))
+            error = kind(message.why) if kind is not None else WorkerError(f"{what}\n{message.traceback}")
+            if kind is not None:
+                error.add_note(message.traceback.rstrip())  # where in the user's function
+            self._fail(error)
 
     @property
     def _stopping(self) -> bool:

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from plesio.config import RunConfig
+from plesio.config import SETTINGS, RunConfig
+from plesio.entry import entry
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
 from plesio.launch.local.worker_process import ProcessContext
@@ -24,6 +25,7 @@ from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import remote
 from plesio.protocol.launcher import Failed, Finished
 from plesio.strategy import Strategy
+from plesio.strategy.recipes import DEFAULT
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import Hosts
@@ -38,6 +40,7 @@ REASON_S = 1.0  # how long the launcher may take to say why the server is gone
 REJOIN_S = 60.0  # how long a worker whose connection is lost, or whose head died, tries to come back
 
 
+@entry("argument of ps.join", ConfigurationError, SETTINGS)
 @contextmanager
 def join(
     strategy: Strategy | str | Callable[..., Strategy] | None = None,
@@ -83,7 +86,7 @@ def join(
     credentials = where.credentials or secure.credentials(
         certs or os.environ.get("PLESIO_CERTS"), insecure, where.listens if where.starts else LOOPBACK
     )
-    config = RunConfig(**{"strategy": strategy or "async_sgd", "workers": max(1, where.workers), **options})
+    config = RunConfig(**{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), **options})
     if where.workers and config.workers != where.workers:
         raise ConfigurationError(
             f"workers={config.workers}: {where.workers} processes were started; leave workers= out"

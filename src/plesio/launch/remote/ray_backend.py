@@ -29,10 +29,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from plesio.config import RunConfig
+from plesio.config import SETTINGS, RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import PROCESSES_MAX
 from plesio.config.on_ray import Ray
+from plesio.entry import entry
 from plesio.errors import (
     ConfigurationError,
     PlesioError,
@@ -48,6 +49,7 @@ from plesio.launch.remote.find import Place
 from plesio.launch.start import start
 from plesio.server.checkpoints import FOLDER, kept_in
 from plesio.strategy import Strategy
+from plesio.strategy.recipes import DEFAULT
 from plesio.transport.certificates import make_certificates
 from plesio.transport.secure import Credentials
 
@@ -108,8 +110,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
     share memory with it, and whoever loses it begins anew.
 
     Args:
-        strategy: as for `ps.run`.
-        evaluate: as for `ps.run`; judged at the head.
+        strategy, evaluate: as for `ps.run`; evaluate is called at the head.
         insecure: talk between hosts in the clear. Otherwise TLS is used, with certificates that the head makes for this run
             and hands out over Ray's own connections, as it does the token: they are as safe as these.
         rejoin_s: how long the head waits when all workers are gone.
@@ -122,9 +123,10 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         StrategyError, ConfigurationError: options that cannot work.
     """
 
+    @entry("argument of ps.ray.PlesioConfig", ConfigurationError, SETTINGS)
     def __init__(
         self,
-        strategy: Strategy | str | Callable[..., Strategy],
+        strategy: Strategy | str | Callable[..., Strategy] = DEFAULT,
         *,
         evaluate: Callable[..., Mapping[str, float]] | None = None,
         insecure: bool = False,

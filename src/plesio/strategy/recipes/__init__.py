@@ -10,20 +10,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from plesio.entry import entry
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import asynchronous, deltas, federated, local, synchronous
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
+from plesio.strategy.recipes.elsewhere import known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.synchronous import *
 
-RECIPES: dict[str, Callable[..., Strategy]] = {
-    name: getattr(family, name)
-    for family in (synchronous, asynchronous, local, deltas, federated)
-    for name in family.__all__
-}
+DEFAULT = "async_sgd"  # of a run that names no strategy
+RECIPES: dict[str, Callable[..., Strategy]] = {}
+for _family in (synchronous, asynchronous, local, deltas, federated):
+    for _name in _family.__all__:
+        RECIPES[_name] = entry(f"setting of {_name}", StrategyError)(getattr(_family, _name))
+        globals()[_name] = vars(_family)[_name] = RECIPES[_name]
 
 
 def usual_first(workers: int) -> int:
@@ -48,11 +51,11 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     'buffered(k=3)'
     """
     if name not in RECIPES:
-        raise StrategyError(unknown_name("strategy", name, RECIPES))
+        hint = known_elsewhere(name)
+        if not hint and name.partition("(")[0] in RECIPES:
+            hint = f"in Python, write it without quotes: ps.{name}"
+        raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters
-    for key in settings:
-        if key not in known:
-            raise StrategyError(unknown_name(f"setting of {name}", key, known))
     if name in USUAL and workers is not None:
         setting, usual, _ = USUAL[name]
         settings.setdefault(setting, usual(workers))

@@ -1,0 +1,44 @@
+"""What the functions have in common that users call: an unknown argument gets a hint, and an error shows the user's lines."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from plesio.errors import PlesioError, RunInterrupted, is_engine, unknown_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def entry(what: str, kind: type[PlesioError], more: Iterable[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a public function: an unknown keyword is an error of that `kind`, and plesio's errors leave it without plesio's
+    own frames. `what` its keywords are called; `more` are those that `**options` takes."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = inspect.signature(function).parameters.values()
+        known = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"} | {*more}
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs:
+                if name not in known:
+                    raise kind(unknown_name(what, name, known))
+            try:
+                return function(*args, **kwargs)
+            except (PlesioError, RunInterrupted) as error:
+                raise error.with_traceback(_users_frames(error.__traceback__)) from None
+
+        return checked
+
+    return decorate
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without plesio's frames."""
+    if trace is None or not is_engine(trace.tb_frame):
+        return trace and TracebackType(_users_frames(trace.tb_next), trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return _users_frames(trace.tb_next)

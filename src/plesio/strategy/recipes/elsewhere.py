@@ -1,0 +1,33 @@
+"""What other libraries and papers call the strategies, and what they have that is not here."""
+
+from __future__ import annotations
+
+import re
+
+SAME = {
+    "allreduce": "ddp distributeddataparallel dataparallel horovod mirroredstrategy multiworkermirroredstrategy",
+    "sync_sgd": "syncsgd bsp bulksynchronous bulksynchronousparallel ssgd synchronous synchronoussgd",
+    "first_of": "backupworkers ksync ksyncsgd",
+    "async_sgd": "asyncsgd asgd asynchronous downpour downpoursgd parameterserver parameterserverstrategy",
+    "bounded_staleness": "ssp stalesynchronous stalesynchronousparallel",
+    "buffered": "kasync kasyncsgd softsync",
+    "local_sgd": "localsgd",
+    "elastic_averaging": "easgd elasticaveragingsgd",
+    "hogwild": "hogwild",
+    "fedopt": "fedadagrad fedadam fedyogi",
+}
+SHARDED = (
+    "fsdp fsdp2 fullyshardeddataparallel zero zero1 zero2 zero3 deepspeed megatron pipelineparallel tensorparallel"
+)
+
+
+def known_elsewhere(name: str, prefix: str = "") -> str:
+    """What to take for the strategy that others call `name`; empty for a name that nobody has."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if plain in SHARDED.split():
+        return (
+            "plesio does not shard a model, each worker holds all of it; for a model that fits on one worker take "
+            f"{prefix}allreduce, for one that does not torch.distributed.fsdp without plesio"
+        )
+    own = next((own for own, names in SAME.items() if plain in names.split()), "")
+    return f"plesio calls it {prefix}{own}" if own else ""
