@@ -161,7 +161,7 @@ def check_room(nbytes: int, what: str) -> None:
         if nbytes > free:
             raise SharedMemoryError(
                 f"{what} needs {decimal(nbytes)} of shared memory and {place} has {decimal(free)} left; "
-                "use fewer workers or a smaller model, or give the host (or container: --shm-size, --memory) more"
+                "use fewer workers or a smaller model, or give the host (or the container, by --memory) more"
             )
 
 
