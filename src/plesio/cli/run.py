@@ -40,8 +40,9 @@ def train(
     context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool = False
 ) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
+    since_s = time.monotonic()
     loaded = load(script, arguments, config)
-    return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page))
+    return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page, since_s))
 
 
 def to_its_end(

@@ -190,6 +190,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSummary, ...]
     wall_s: float
     start_up_s: float = 0.0
+    """From the call or the command to the start of training, in seconds of the wall; 0 where time is virtual."""
     version: int
     steps: int
     samples: int
@@ -215,6 +216,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The clock of all times: "wall", or "virtual" for a simulated run."""
     advice: str = ""
     """A line about a strategy that would have cost much less, if any (`plesio.launch.simulated.whatif.advice`)."""
+
+    @property
+    def times(self) -> str:
+        """How long training took and, where it is known, how long starting took before it."""
+        return f"training {self.wall_s:.2f} s" + (f", start {self.start_up_s:.1f} s" if self.start_up_s else "")
 
     @property
     def spans_by_worker(self) -> dict[int, list[Span]]:
