@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/plesio compare examples/digits.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95 --budget-s 30 --report demo.html
+	$(BIN)/plesio demo
 
 test: lint types rooms unit
 
