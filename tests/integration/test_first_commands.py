@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -34,14 +35,17 @@ def test_version_is_a_command_and_an_option(capsys: pytest.CaptureFixture[str]) 
 def test_the_demo_is_a_comparison_and_takes_its_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Its strategies reach 95%."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert main(["demo", "--strategies", "async_sgd", "--until", "steps=8"]) == 0
-    command, work, *rest = capsys.readouterr().out.splitlines()
-    assert command == f"plesio compare {demo.script()} {demo.OPTIONS} --strategies async_sgd --until steps=8"
+    assert main(["demo", "--strategies", "first_of,async_sgd", "--json", "table.json"]) == 0
+    command, work, *_, last = capsys.readouterr().out.splitlines()
+    assert command == f"plesio compare {demo.script()} {demo.OPTIONS} --strategies first_of,async_sgd --json table.json"
     assert work.startswith(f"{demo.script()}: 4 workers, worker 0 slowed down 10 times, at least 20 ms a step, until")
-    assert rest[-1] == "Report: demo.html"
+    assert last == "Report: demo.html"
     assert Path("demo.html").is_file()
+    rows = json.loads(Path("table.json").read_text())["rows"]
+    assert all(row["time_to_target_s"] is not None for row in rows), rows
     assert main(["demo", "--worker", "2"]) == 2
     assert "No such option: --worker" in capsys.readouterr().err
 

@@ -190,7 +190,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSummary, ...]
     wall_s: float
     start_up_s: float = 0.0
-    """From the call or the command to the start of training, in seconds of the wall; 0 where time is virtual."""
+    """Seconds from the call or the command to the start of training; 0 where time is virtual. The wait for workers that somebody
+    else starts is part of it; on Ray it counts from the start of the head."""
     version: int
     steps: int
     samples: int
