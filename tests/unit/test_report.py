@@ -511,7 +511,7 @@ def test_starting_and_training_are_told_apart(tmp_path: Path) -> None:
     document = msgspec.to_builtins(known)
     del document["start_up_s"]
     old = msgspec.convert(document, Summary)
-    assert run_table(old, None).startswith("sync_sgd: finished · training 0.20 s · version 0")
+    assert run_table(old, None).startswith("sync_sgd: finished · 0.20 s · version 0")
     assert notes([old], None, None) == []
 
 

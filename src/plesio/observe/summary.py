@@ -220,8 +220,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> str:
-        """How long training took and, where it is known, how long starting took before it."""
-        return f"training {self.wall_s:.2f} s" + (f", start {self.start_up_s:.1f} s" if self.start_up_s else "")
+        """How long training took and, where starting took time, how long that was."""
+        wall = f"{self.wall_s:.2f} s"
+        return f"training {wall}, start {self.start_up_s:.1f} s" if self.start_up_s else wall
 
     @property
     def spans_by_worker(self) -> dict[int, list[Span]]:
