@@ -17,9 +17,11 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/plesio compare examples/digits.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95 --budget-s 30 --report demo.html
+	$(BIN)/plesio demo
 
-test: lint types rooms unit
+# make test ROOM=server: only the tests that import from src/plesio/server, in about a minute.
+ROOM ?=
+test: $(if $(ROOM),,lint types rooms) unit
 
 lint: setup
 	$(BIN)/ruff check *.py docs/*.py src tests benchmarks examples
@@ -32,7 +34,8 @@ rooms: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -q -n 3 -m 'not slow and not ray'
+	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
+		$(BIN)/python -m pytest -q -n 3 -m 'not slow and not ray' $$files
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m 'not ray'

@@ -149,12 +149,13 @@ def start(
     sinks: Sequence[Sink] = (),
     door: Door | None = None,
     page: bool = False,
+    since_s: float | None = None,
 ) -> Run:
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
     if not config.place.elsewhere:
-        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None)
+        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None, since_s)
     with alone(ALONE):
         check_functions(config, train, evaluate, watch)
         if watch is not None or sinks:

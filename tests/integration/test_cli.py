@@ -448,6 +448,9 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
     assert lines[1].startswith("sync_sgd   accuracy 0.9 in ")
     assert lines[2].startswith("async_sgd  accuracy 0.9 in ")
     assert any("reached accuracy 0.9 in" in line for line in lines[3:])
+    assert any(
+        re.fullmatch(r"Times are of training alone\. .* each run took [0-9. to]+ s to start\.", line) for line in lines
+    )
     assert not any("\x1b" in line for line in lines)
 
     document = json.loads(Path("out/table.json").read_text())

@@ -28,13 +28,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def test_digits_reach_95_percent_in_compare() -> None:
-    options = ["--workers", "4", "--until", "accuracy=0.95", "--budget-s", "20", "--json", "table.json"]
-    assert main(["compare", DIGITS, "--strategies", "sync_sgd,async_sgd", *options]) == 0
-    rows = json.loads(Path("table.json").read_text())["rows"]
-    assert all(row["time_to_target_s"] is not None for row in rows), rows
-
-
 def test_digits_run_as_a_program() -> None:
     done = subprocess.run([sys.executable, DIGITS], capture_output=True, text=True, timeout=90, check=True)
     assert done.stdout.startswith("async_sgd: accuracy 0.95 reached")

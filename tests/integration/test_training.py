@@ -224,6 +224,7 @@ def test_a_run_folder_holds_every_file(tmp_path: Path) -> None:
         runs=tmp_path,
     )
     assert run.ended == "accuracy 0.8 reached"
+    assert run.start_up_s > 0
     assert run.folder.parent == tmp_path
     assert tomllib.loads((run.folder / "run.toml").read_text())["strategy"]["gather"] == "each"
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Run in a fresh environment by `make dist`: what was installed trains, and its pages are there."""
+"""Run in a fresh environment by `make dist`: what was installed trains, and its pages and the demo's script are there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import plesio as ps
+from plesio.cli.demo import script
 
 
 def train(worker: ps.Worker) -> None:
@@ -20,6 +21,7 @@ def train(worker: ps.Worker) -> None:
 
 
 if __name__ == "__main__":
+    assert script().is_relative_to(Path(ps.__file__).parent)
     with tempfile.TemporaryDirectory() as runs:
         run = ps.run(train, ps.async_sgd(), workers=2, runs=runs)
         assert run.folder is not None

@@ -23,7 +23,7 @@ from plesio.observe.amounts import byte_size
 from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
 from plesio.observe.finding import finding, setting
-from plesio.observe.repeats import middle, times_of
+from plesio.observe.repeats import middle, notes, times_of
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
@@ -497,6 +497,22 @@ def test_an_ideal_share_from_cancelled_steps_is_marked(tmp_path: Path) -> None:
     assert "≥ 91%" in page(tmp_path, [run]).data["table"]["rows"][0]
     alone = msgspec.structs.replace(run, workers=(known,))
     assert "≥" not in run_table(alone, None) + render(compare_table([alone], None, None)) + page(tmp_path, [alone]).text
+
+
+def test_starting_and_training_are_told_apart(tmp_path: Path) -> None:
+    """A summary without the field, or of a simulated run, says nothing of a start."""
+    known = msgspec.structs.replace(bare("sync_sgd"), wall_s=0.2, start_up_s=10.06)
+    other = msgspec.structs.replace(known, strategy="async_sgd", start_up_s=9.0)
+    assert run_table(known, None).startswith("sync_sgd: finished · training 0.20 s, start 10.1 s · version 0")
+    assert notes([known], None, None) == ["Times are of training alone. Before it, the run took 10.1 s to start."]
+    both = "Times are of training alone. Before it, each run took 9.0 to 10.1 s to start."
+    assert notes([known, other], None, None) == [both]
+    assert both in page(tmp_path, [known, other]).data["table"]["notes"]
+    document = msgspec.to_builtins(known)
+    del document["start_up_s"]
+    old = msgspec.convert(document, Summary)
+    assert run_table(old, None).startswith("sync_sgd: finished · 0.20 s · version 0")
+    assert notes([old], None, None) == []
 
 
 def test_shares_near_0_and_100_percent_are_not_rounded_to_them(tmp_path: Path) -> None:

@@ -140,13 +140,15 @@ def _run_all(
     console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
 ) -> None:
     with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
+        since_s: float | None = time.monotonic()  # loading the script is part of the first run's start
         script = load(found.script, arguments, found.config, found.function)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)
         for number, config in enumerate(configs):
             try:
                 runs = []
                 for seed in range(config.seeded, config.seeded + repeats):
-                    runs.append(script.run(replace(config, seed=seed), board.watch(number)).summary)
+                    started, since_s = since_s, None
+                    runs.append(script.run(replace(config, seed=seed), board.watch(number), since_s=started).summary)
                     if len(runs) < repeats:
                         board.ended(number, runs[-1], f"run {len(runs)} of {repeats}: ")
             except Exception as error:  # one strategy's failure is a row of the table, whatever it was

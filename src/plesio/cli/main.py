@@ -13,6 +13,7 @@ import typer
 from plesio import __version__, errors
 from plesio.cli.certs import certs
 from plesio.cli.compare import compare
+from plesio.cli.demo import demo
 from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
@@ -32,7 +33,17 @@ FAILED, USAGE, BY_SIGNAL = 1, 2, 128
 ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.SharedMemoryError, errors.StrategyError)
 
 
+ORDER = (
+    *("run", "compare", "demo", "simulate", "whatif", "watch", "runs", "strategies"),
+    *("serve", "template", "certs", "journal", "replay", "version"),
+)
+"""The commands by use, as the help lists them."""
+
+
 class _Program(CommandGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -46,9 +57,8 @@ commands = typer.Typer(
     name="plesio",
     cls=_Program,
     help="Train one PyTorch model on many workers, and choose how tightly they keep step.",
-    epilog="Begin with: plesio strategies, then plesio compare SCRIPT.",
+    epilog="Begin with: plesio demo, then plesio compare SCRIPT.",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -68,6 +78,12 @@ def _options(
     pass
 
 
+@commands.command(cls=Command)
+def version() -> None:
+    """Print the version, as --version does."""
+    print(f"plesio {__version__}")
+
+
 EXAMPLES: dict[Callable[..., Any], str] = {
     watch: "runs --port 8765",
     run: 'train.py --strategy "local_sgd(every=16)" --workers 4',
@@ -83,6 +99,11 @@ EXAMPLES: dict[Callable[..., Any], str] = {
 }
 for _command, _example in EXAMPLES.items():
     commands.command(cls=Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
+commands.command(
+    cls=Command,
+    epilog="For example: plesio demo --strategies sync_sgd,async_sgd",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(demo)
 commands.add_typer(runs, name="runs")
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.setting import Option
+from plesio.strategy.recipes import RECIPES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 REQUIRED = inspect.Parameter.empty
+NAMES: dict[str, Iterable[str]] = {"--strategy": RECIPES, "--cluster": PRESETS}
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 KINDS = get_type_hints(RunConfig)
 
@@ -43,6 +46,16 @@ def options_of(name: str) -> tuple[Option, ...]:
     return setting.options or (Option(f"--{name.replace('_', '-')}", setting.help, metavar, KINDS[name], default),)
 
 
+def _completed(option: Option) -> Callable[[str], list[str]] | None:
+    """What the tab key offers as the option's value: names, where there are some to choose from."""
+    names = NAMES.get(option.name) or [word for word in (option.metavar or "").split("|") if word.islower()]
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete if names else None
+
+
 def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> Callable[[Command], Command]:
     """Give a command, instead of its `**typed`, the options of all settings `but` some, and some `instead`."""
     others = {one.name: one for one in instead}
@@ -52,7 +65,9 @@ def takes_settings(but: Sequence[str] = (), instead: Sequence[Option] = ()) -> C
             key_of(one),
             inspect.Parameter.KEYWORD_ONLY,
             default=one.default,
-            annotation=Annotated[one.kind, typer.Option(one.name, metavar=one.metavar, help=one.help)],
+            annotation=Annotated[
+                one.kind, typer.Option(one.name, metavar=one.metavar, help=one.help, autocompletion=_completed(one))
+            ],
         )
         for one in taken
     ]

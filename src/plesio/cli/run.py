@@ -41,8 +41,9 @@ def train(
     context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool, function: str
 ) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
+    since_s = time.monotonic()
     loaded = load(script, arguments, config, function)
-    return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page))
+    return to_its_end(context, terminal(), config, lambda watch: loaded.run(config, watch, page, since_s))
 
 
 def to_its_end(

@@ -31,10 +31,12 @@ class Script:
     train: Callable[..., object]
     evaluate: Callable[..., Mapping[str, float]] | None
 
-    def run(self, config: RunConfig, watch: Callable[[Live], object], page: bool = False) -> Run:
+    def run(
+        self, config: RunConfig, watch: Callable[[Live], object], page: bool = False, since_s: float | None = None
+    ) -> Run:
         from plesio.runner import start  # imports torch
 
-        return start(config, self.train, self.evaluate, watch, page=page)
+        return start(config, self.train, self.evaluate, watch, page=page, since_s=since_s)
 
 
 def load(

@@ -88,6 +88,8 @@ class Outcome:
     logged: Logbook = field(default_factory=Logbook)
     clients: ClientBook = field(default_factory=ClientBook)
     incidents: list[Incident] = field(default_factory=list)
+    begun_s: float | None = None
+    """When training began, on the monotonic clock; None where time is virtual."""
     start_up_s: float = 0.0
     evaluate_raised: str = ""
     """What `evaluate` did, if it did: its class and message, and a traceback."""

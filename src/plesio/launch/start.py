@@ -68,9 +68,11 @@ def start(
     sinks: Sequence[Sink] = (),
     door: Door | None = None,
     page: Page | None = None,
+    since_s: float | None = None,
 ) -> Run:
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
-    recorded while it goes on."""
+    recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
+    since_s = time.monotonic() if since_s is None else since_s
     check_working_directory()
     check_functions(config, train, evaluate, watch)
     config = _reduced_here(config, door)
@@ -111,6 +113,8 @@ def start(
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
         else:
             outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
+        if outcome.begun_s is not None:
+            outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:
             outcome.incidents.insert(0, begin_from.incident)
         done = result_of(config, outcome, folder)

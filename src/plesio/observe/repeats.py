@@ -81,4 +81,9 @@ def notes(summaries: Sequence[Summary], target: Target | None, metric: str | Non
         found.append(
             f"Time is until a snapshot first reached {metric} {target[1]:g}; the last snapshot may be below it."
         )
+    starts = [one.start_up_s for one in summaries if one.start_up_s]
+    if starts:
+        words = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(starts), max(starts))))
+        each = "each run" if len(starts) > 1 else "the run"
+        found.append(f"Times are of training alone. Before it, {each} took {words} s to start.")
     return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.recipe))]

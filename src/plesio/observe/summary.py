@@ -190,6 +190,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerSummary, ...]
     wall_s: float
     start_up_s: float = 0.0
+    """Seconds from the call or the command to the start of training; 0 where time is virtual. The wait for workers that somebody
+    else starts is part of it; on Ray it counts from the start of the head."""
     version: int
     steps: int
     samples: int
@@ -215,6 +217,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The clock of all times: "wall", or "virtual" for a simulated run."""
     advice: str = ""
     """A line about a strategy that would have cost much less, if any (`plesio.launch.simulated.whatif.advice`)."""
+
+    @property
+    def times(self) -> str:
+        """How long training took and, where starting took time, how long that was."""
+        wall = f"{self.wall_s:.2f} s"
+        return f"training {wall}, start {self.start_up_s:.1f} s" if self.start_up_s else wall
 
     @property
     def spans_by_worker(self) -> dict[int, list[Span]]:

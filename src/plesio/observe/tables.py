@@ -73,7 +73,7 @@ def _headline(summary: Summary, width: int) -> str:
     stale = summary.staleness
     parts = [
         f"{summary.strategy}: {summary.ended}",
-        f"{summary.wall_s:.2f} s",
+        summary.times,
         f"version {summary.version:,}",
         f"{number(summary.steps_per_s, 2)} steps/s ({of_ideal(summary)} of ideal)",
         f"waiting {percent(summary.waiting_share)}",

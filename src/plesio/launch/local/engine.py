@@ -180,7 +180,7 @@ class LocalEngine:
         match message:
             case launcher.Begun():
                 self._patience.begun_s = time.monotonic()
-                self._outcome.start_up_s = self._patience.begun_s - self._patience.started_s
+                self._outcome.begun_s = self._patience.begun_s
                 self._live.time_s = 0.0
                 for one in self._processes.workers:
                     one.began_s = 0.0 if self._job.listening is None else None
