@@ -139,9 +139,9 @@ HOW: dict[str, Callable[[str], None]] = {
     "machines": machines,
     "sparse": sparse,
 }
-BLOCKS = [
-    (page.stem, number, code) for page in sorted(DOCS.glob("*.md")) for number, code in enumerate(blocks_of(page))
-]
+HOW |= dict.fromkeys(["local-steps", *(page.stem for page in DOCS.glob("strategies/*.md"))], nothing)
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("strategies/*.md")])
+BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]
 
 
 @pytest.mark.parametrize(("page", "code"), [(page, code) for page, _, code in BLOCKS if page not in RUN_ELSEWHERE])
