@@ -145,7 +145,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "machines": machines,
     "sparse": sparse,
 }
-PAGES = [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "coming").glob("*.md"))]
+PAGES = [page for folder in ("", "coming/", "strategies/") for page in sorted(DOCS.glob(f"{folder}*.md"))]
 BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]
 
 
