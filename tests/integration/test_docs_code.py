@@ -1,5 +1,5 @@
 """Every Python block of the docs is run, with what its page takes for granted. Elsewhere: those of start.md and the README
-in test_docs.py and test_readme.py, those of ray.md by `make test-ray`."""
+in test_docs.py and test_readme.py, those of local-steps.md in test_docs_strategies.py, those of ray.md by `make test-ray`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from integration.test_docs import DOCS, blocks_of
 from support import loops
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
-RUN_ELSEWHERE = {"start", "ray"}
+RUN_ELSEWHERE = {"start", "ray", "local-steps"}
 Names = dict[str, Any]
 
 
@@ -145,7 +145,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "machines": machines,
     "sparse": sparse,
 }
-PAGES = [page for folder in ("", "coming/", "strategies/") for page in sorted(DOCS.glob(f"{folder}*.md"))]
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("coming/*.md"))]
 BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]
 
 

@@ -1,0 +1,20 @@
+"""The example of each strategy's page prints what the page shows: time is virtual, so the figures are those of any machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from integration.test_docs import DOCS, blocks_of
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS / "local-steps.md", *sorted(DOCS.glob("strategies/*.md"))], ids=lambda page: page.stem
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_prints_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(blocks_of(page)[0], page.name, "exec"), {"__name__": "page"})
+    shown = re.findall(r"^```\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert capsys.readouterr().out == shown[0]
