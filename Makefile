@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/plesio demo
 
-# make test ROOM=server: only the tests that import from src/plesio/server, in about a minute.
+# make test ROOM=server: only the tests that import from src/plesio/server.
 ROOM ?=
 test: $(if $(ROOM),,lint types rooms) unit
 

@@ -97,3 +97,13 @@ def test_completion_is_there_for_other_shells(shell: str, file: str, tmp_path: P
     told = subprocess.run(asked, env=home, capture_output=True, text=True, timeout=60, check=True).stdout
     assert told.startswith(f"{shell} completion installed in {tmp_path / file}\n")
     assert f"_PLESIO_COMPLETE=complete_{shell}" in (tmp_path / file).read_text()
+
+
+def test_a_home_that_cannot_be_written_is_told_in_a_line() -> None:
+    home = {**os.environ, "HOME": "/proc", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    asked = [sys.executable, "-m", "plesio", "--install-completion", "bash"]
+    done = subprocess.run(asked, env=home, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"plesio: completion cannot be installed: .*; --show-completion prints the script\n", done.stderr
+    )

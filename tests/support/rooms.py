@@ -32,7 +32,7 @@ def files_of() -> dict[str, list[Path]]:
 
 
 def _named(tree: ast.Module) -> Iterator[str]:
-    """What stands behind `plesio.` in imports, and behind `ps.` anywhere, in lower case."""
+    """What stands behind `plesio.` in imports, and behind `ps.` anywhere; `ps.Ray` counts as `ps.ray`."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names):
@@ -42,7 +42,7 @@ def _named(tree: ast.Module) -> Iterator[str]:
             case ast.ImportFrom(module=str(module)) if module.startswith("plesio."):
                 yield module.split(".")[1]
             case ast.Attribute(ast.Name("ps"), name):
-                yield name.lower()  # `ps.Ray`, `ps.Cluster`
+                yield "ray" if name == "Ray" else name
 
 
 def to_run(room: str) -> list[Path]:

@@ -136,6 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
     except Exception as error:
+        if isinstance(error, OSError) and "--install-completion" in typed:
+            _complain(f"completion cannot be installed: {error}; --show-completion prints the script")
+            return FAILED
         if not hasattr(error, "format_message"):  # none of the command line parser's own
             raise
         return _usage_error(error)
