@@ -5,20 +5,24 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import plesio as ps
+from conformance.table import strategies
 from plesio import __version__
 from plesio.config import RunConfig
 from plesio.launch.job import Job
 from plesio.launch.local.seats import Seats
 from plesio.protocol import remote
+from plesio.protocol.coding import encode
+from plesio.strategy import Strategy
 
 
 def answer_to(
-    strategy: str | None = None,
+    strategy: str | Strategy | None = None,
     plesio: str = __version__,
-    run: str = "async_sgd",
+    run: str | Strategy = "async_sgd",
     begun: bool = False,
     workers_max: int | None = None,
     **told: Any,
@@ -41,13 +45,19 @@ def answer_to(
     seats.finished = set(told.pop("finished", ()))
     rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
     process: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False)
-    seats.knocked(process, remote.Knock("node7:42", plesio, protocol, rank, data, told))
+    knock = remote.Knock("node7:42", plesio, protocol, rank, data, told)
+    seats.knocked(process, msgspec.msgpack.decode(encode(knock), type=remote.Knock))
     return answers[-1]
 
 
 def test_a_worker_that_was_told_what_the_run_is_like_gets_a_seat() -> None:
     assert answer_to("async_sgd", timeout_s=60.0, rank=1).seated.worker == 1
     assert answer_to().seated.worker == 0
+
+
+@pytest.mark.parametrize("strategy", strategies(clients=True), ids=lambda one: one.name)
+def test_a_worker_that_was_told_the_strategy_gets_a_seat(strategy: Strategy) -> None:
+    assert answer_to(strategy, run=strategy).seated.worker == 0
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ class Seats:
                 f"{knock.who} has plesio {knock.plesio} (protocol {knock.protocol}), the run's head has {ours} "
                 f"({remote.PROTOCOL}): install the same on all hosts"
             )
-        run = self._options["run"]
+        run = _as_told(self._options["run"])
         told = {name: (value, run.get(name)) for name, value in knock.options.items()}
         if knock.strategy is not None:
             told |= _answers(knock.strategy, self._job.config.strategy)
@@ -229,9 +229,15 @@ class Seats:
         return f"{knock.who} was told other settings than the run has: {'; '.join(differing)}" if differing else ""
 
 
+def _as_told(options: dict[str, Any]) -> dict[str, Any]:
+    """As they come from another process: what is a tuple here is a list there."""
+    told: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(options))
+    return told
+
+
 def _answers(told: Mapping[str, Any], strategy: Strategy) -> dict[str, tuple[object, object]]:
     """What a worker was told of the strategy, and what is so: of another the name, else each question's answer."""
-    mine = msgspec.to_builtins(strategy.as_data())
+    mine = _as_told(strategy.as_data())
     if told.get("name") != strategy.name and any(told.get(name) != answer for name, answer in mine.items()):
         return {"strategy": (told.get("name"), strategy.name)}
     return {f"strategy's {name}": (told.get(name), answer) for name, answer in mine.items()}
