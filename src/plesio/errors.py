@@ -12,7 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-OTHER_WORDS = dict.fromkeys(("devices", "gpus", "n_jobs", "nproc", "nprocs", "num_processes", "world_size"), "workers")
+OTHER_WORDS = {
+    **dict.fromkeys(("devices", "gpus", "n_jobs", "nproc", "nprocs", "num_processes", "world_size"), "workers"),
+    "proximal_mu": "mu",
+}
 TEXT_MAX = 20_000  # how many characters of an exception's message, or of its traceback, are told
 
 

@@ -57,9 +57,8 @@ def load(
         ForkServer.shared()
     names = _execute(path)
     train, evaluate = names.get(function), names.get("evaluate")
-    instead = (
-        f"; {'--function main takes main(worker)' if 'main' in names else '--function NAME takes another'} instead"
-    )
+    other = "main" if "main" in names and function != "main" else "NAME"
+    instead = f"; --function {other} takes {'main(worker)' if other == 'main' else 'another'} instead"
     if not callable(train):
         raise ConfigurationError(
             f"{path} defines no function {function}(worker); the functions it has: {_functions(names)}{instead}"

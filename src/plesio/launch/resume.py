@@ -59,9 +59,9 @@ def resumption(job: Job) -> Resumption | None:
         warn(f"resumed from {saved.path}; {unknown}")
     if manifest.train_hash and manifest.train_hash != train_hash(job.train):
         warn(
-            f"resumed from {saved.path}; the training function, or something else in its file, has changed since: the run "
-            f"goes on with the new one. plesio replay can do its journal again with neither: up to version "
-            f"{manifest.version} it is the old one's, from there on the new one's"
+            f"resumed from {saved.path}; the training function, or something else in its file, has changed since (resume= that "
+            f"was added is such a change). The run goes on with the new file. Only plesio replay cannot do the whole run again: "
+            f"up to version {manifest.version} it needs the old file, from there on the new one"
         )
     return Resumption(saved, undone, unknown)
 

@@ -351,7 +351,7 @@ class Program:
         if died and not self.stopping:
             alone = all(one.left for one in self.meter.seated)
             others = "" if alone else "; the others go on, its data goes to them"
-            if self._strategy.send.stepped:
+            if self._strategy.send.stepped and not self._strategy.every.by_client:  # a client begins with a fresh one
                 others += "; the state of its optimizer is lost"
             self.trouble(worker, f"worker {worker} {how}{others}", died=True)
 

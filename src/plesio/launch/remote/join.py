@@ -121,7 +121,8 @@ def join(
     context = persist(enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     seed_everything(context.seed)
     worker = Worker(context)
-    here = processes_here(context.workers, isinstance(context, NeighbourContext))
+    beside = isinstance(context, NeighbourContext) or secure.is_loopback(find().host)
+    here = processes_here(context.workers, beside)
     try:
         with threads_among(here), taking_part(worker):
             yield worker

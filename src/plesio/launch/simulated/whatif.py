@@ -296,8 +296,7 @@ def misfit(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
     """Why the model is not to be trusted with this run, if it is not."""
     if run.unexplained > EXPLAINS:
         return (
-            f"exchanges differ by {percent(run.unexplained)} of the time from one to the next, which neither a fixed latency of "
-            "each worker nor a queue at the server explains"
+            f"the time of an exchange varies by {percent(run.unexplained)}, more than a forecast can take into account"
         )
     if _off(ran, others) > FITS:
         return f"the measured times do not fit the model, for {_replayed(ran, others)}"
@@ -347,7 +346,7 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
         return None  # too little was measured
     ran = as_it_was(summary)
     if why := misfit(run, ran, others):
-        return f"Whether another strategy is faster cannot be told: {why}."
+        return f"No other strategy is recommended: {why}. Measure: plesio compare."
     if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
         return None
     return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

@@ -6,9 +6,9 @@ import re
 
 SAME = {
     "allreduce": "ddp distributeddataparallel dataparallel horovod mirroredstrategy multiworkermirroredstrategy",
-    "sync_sgd": "syncsgd bsp bulksynchronous bulksynchronousparallel ssgd synchronous synchronoussgd",
+    "sync_sgd": "sync syncsgd bsp bulksynchronous bulksynchronousparallel ssgd synchronous synchronoussgd",
     "first_of": "backupworkers ksync ksyncsgd",
-    "async_sgd": "asyncsgd asgd asynchronous downpour downpoursgd parameterserver parameterserverstrategy",
+    "async_sgd": "async asyncsgd asgd asynchronous downpour downpoursgd parameterserver parameterserverstrategy",
     "bounded_staleness": "ssp stalesynchronous stalesynchronousparallel",
     "buffered": "kasync kasyncsgd softsync",
     "local_sgd": "localsgd",
