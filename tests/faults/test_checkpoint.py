@@ -165,7 +165,7 @@ def test_a_changed_training_function_warns_on_resume(tmp_path: Path, monkeypatch
     first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
     at = latest(first.folder or tmp_path).manifest.version
     monkeypatch.setattr("plesio.launch.resume.train_hash", lambda train: "another")
-    words = rf"resumed from .*{FOLDER}.*the training function, .* has changed .* plesio replay .* up to version {at} it needs the old"
+    words = rf"resumed from .*{FOLDER}.*the training function, .* has changed .* plesio replay .* up to version {at} it needs"
     with pytest.warns(RuntimeWarning, match=words):
         second = trained(ps.sync_sgd(), tmp_path / "b", resume=first.folder)
     assert second.batches_unvisited == 0
