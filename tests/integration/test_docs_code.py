@@ -38,7 +38,7 @@ def by_clients(worker: ps.Worker) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    clients = ps.Clients(data, [[k] for k in range(400)], per_round=100, rounds=1, batch_size=1)
+    clients = ps.Clients(data, [[k] for k in range(400)], per_round=10, rounds=1, batch_size=1)
     model, optimizer, clients = worker.prepare(model, optimizer, clients)
     for client in clients:
         for inputs, labels in client:
