@@ -15,8 +15,8 @@ R = TypeVar("R")
 
 
 def entry(what: str, kind: type[PlesioError], more: Iterable[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a public function: an unknown keyword is an error of that `kind`, and plesio's errors leave it without plesio's
-    own frames. `what` its keywords are called; `more` are those that `**options` takes."""
+    """Decorate a public function: an unknown keyword is an error of that `kind`, and plesio's errors leave its call
+    without plesio's own frames. `what` its keywords are called; `more` are those that `**options` takes."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.values()
@@ -30,11 +30,18 @@ def entry(what: str, kind: type[PlesioError], more: Iterable[str] = ()) -> Calla
             try:
                 return function(*args, **kwargs)
             except (PlesioError, RunInterrupted) as error:
-                raise error.with_traceback(_users_frames(error.__traceback__)) from None
+                raise error.with_traceback(_users_frames(error.__traceback__)) from _users_cause(error)
 
         return checked
 
     return decorate
+
+
+def _users_cause(error: BaseException) -> BaseException | None:
+    """What `error` came of, if that came out of a line of the user's."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    trace = _users_frames(cause.__traceback__) if cause is not None else None
+    return cause.with_traceback(trace) if cause is not None and trace is not None else None
 
 
 def _users_frames(trace: TracebackType | None) -> TracebackType | None:

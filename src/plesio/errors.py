@@ -228,7 +228,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     if not names:
         return f"unknown {kind} {name!r}; there are none"
     same = OTHER_WORDS.get(name)
-    close = [same] if same in names else get_close_matches(name, names, n=1)
+    close = (
+        [same] if same in names else (get_close_matches(name, names, 1) or get_close_matches(name.lower(), names, 1))
+    )
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
 

@@ -133,10 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = command.main(typed, prog_name="plesio", standalone_mode=False, obj=typed)
     except errors.PlesioError as error:
-        _complain(str(error))
+        _complain(errors.words_of(error))
         return USAGE if isinstance(error, ASKED_WRONGLY) else FAILED
     except Exception as error:
-        if isinstance(error, OSError) and "--install-completion" in typed:
+        if isinstance(error, OSError) and typed[:1] == ["--install-completion"]:
             _complain(f"completion cannot be installed: {error}; --show-completion prints the script")
             return FAILED
         if not hasattr(error, "format_message"):  # none of the command line parser's own

@@ -52,7 +52,8 @@ def replay(
     console.print(str(found), markup=False, soft_wrap=True)
     if not found.identical and not arguments:
         console.print(
-            "If the run had --function or arguments, give it the same: plesio replay RUN -- ARGUMENTS", soft_wrap=True
+            "If the run had --function or arguments, give replay the same: plesio replay RUN --function NAME -- ARGUMENTS",
+            soft_wrap=True,
         )
     if until is not None or weights is not None:
         where = weights or journal.path.with_name(f"weights-{found.versions}.safetensors")

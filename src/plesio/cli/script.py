@@ -57,7 +57,7 @@ def load(
         ForkServer.shared()
     names = _execute(path)
     train, evaluate = names.get(function), names.get("evaluate")
-    other = "main" if "main" in names and function != "main" else "NAME"
+    other = "main" if callable(names.get("main")) and function != "main" else "NAME"
     instead = f"; --function {other} takes {'main(worker)' if other == 'main' else 'another'} instead"
     if not callable(train):
         raise ConfigurationError(

@@ -44,8 +44,9 @@ def check_takes_worker(train: Any, where: str = "", instead: str = "") -> None:
     except TypeError:
         bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
         name = getattr(without_arguments(train), "__name__", "train")
+        found = signature.replace(parameters=bare, return_annotation=signature.empty)
         raise ConfigurationError(
-            f"{name}({', '.join(map(str, bare))}){where} cannot be the training function: plesio calls it with one "
+            f"{name}{found}{where} cannot be the training function: plesio calls it with one "
             f"argument, the worker; write {name}(worker), and make inside what else it needs, or give that by "
             f"functools.partial{instead}"
         ) from None

@@ -264,7 +264,7 @@ class LocalEngine:
             kind = error_class(message.kind) if message.own else None
             error = kind(message.why) if kind is not None else WorkerError(f"{what}\n{message.traceback}")
             if kind is not None:
-                error.add_note(message.traceback.rstrip())  # where in the user's function
+                error.add_note(f"\n{message.traceback.rstrip()}")  # where in the user's function
             self._fail(error)
 
     @property

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from typing import BinaryIO
 
 import msgspec
@@ -152,7 +153,8 @@ class Forker:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException as error:
-            print(f"{message.title} (process {os.getpid()}) failed:\n{traceback_of(error)}", file=sys.stderr)
+            trace = "".join(traceback.format_exception(error))  # all of it: the fault is plesio's
+            print(f"{message.title} (process {os.getpid()}) failed:\n{trace}", file=sys.stderr)
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

@@ -20,13 +20,12 @@ are told to leave. They do, even if the run is scaled up meanwhile: then others 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
-
-import msgspec
 
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError
 from plesio.launch.job import Job
@@ -231,7 +230,7 @@ class Seats:
 
 def _as_told(options: dict[str, Any]) -> dict[str, Any]:
     """As they come from another process: what is a tuple here is a list there."""
-    told: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(options))
+    told: dict[str, Any] = json.loads(json.dumps(options))  # msgpack has no integers of more than 64 bits
     return told
 
 

@@ -121,7 +121,7 @@ def join(
     context = persist(enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     seed_everything(context.seed)
     worker = Worker(context)
-    beside = isinstance(context, NeighbourContext) or secure.is_loopback(find().host)
+    beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
     try:
         with threads_among(here), taking_part(worker):

@@ -60,7 +60,7 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
         setting, usual, _ = USUAL[name]
         settings.setdefault(setting, usual(workers))
     missing = [key for key, one in known.items() if one.default is inspect.Parameter.empty and key not in settings]
-    if missing:
+    if missing and settings.keys() <= known.keys():
         raise StrategyError(
             f"{name} needs a value for {', '.join(missing)}; for 4 workers, say, {name}({missing[0]}=3)"
         )
