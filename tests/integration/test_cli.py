@@ -351,7 +351,7 @@ def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(folder), *own]) == 0
     capsys.readouterr()
     assert main(["replay", str(folder)]) == 1
-    assert "give it the same: plesio replay RUN -- ARGUMENTS" in capsys.readouterr().out
+    assert "give replay the same: plesio replay RUN --function NAME -- ARGUMENTS" in capsys.readouterr().out
 
 
 def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> None:
