@@ -156,7 +156,7 @@ class ServerOptimizer:
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
         Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
         """
-        lacking = self._left_alone(absent)
+        lacking = self._left_alone(absent) if absent or self._alike else self._lacking[0]
         if self._directly:
             self._step_directly(target, current, gradient, scales, lacking, share)
             return
@@ -290,14 +290,16 @@ class ServerOptimizer:
         lacking: Sequence[bool],
         share: float,
     ) -> None:
-        tensors = zip(self.select(target), self.select(current), self.select(gradient), lacking, strict=True)
-        for position, (new, old, slope, lacks) in enumerate(tensors):
-            rate = self._rate(position, scales)
-            if lacks:
+        tensors = zip(self.select(target), self.select(current), self.select(gradient), strict=True)
+        for position, (new, old, slope) in enumerate(tensors):
+            number = self._group_of[position]
+            group = self.groups[number]
+            rate = float(group["lr"]) * scales[number]
+            if lacking[position]:
                 self.leave(position, target, current)
-            elif self.kinds[self._group_of[position]] is optim.SGD:
-                momentum, first = self._momentum(position)
-                sgd_step(new, old, slope, momentum, first, self.groups[self._group_of[position]], rate)
+            elif self.kinds[number] is optim.SGD:
+                momentum, first = self._momentum(position) if group["momentum"] else (None, False)
+                sgd_step(new, old, slope, momentum, first, group, rate)
             else:
                 adam_step(new, old, slope, *self._counted(position, rate, share))
 

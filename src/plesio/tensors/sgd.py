@@ -48,8 +48,12 @@ def sgd_step(
     >>> weight, momentum
     (tensor([0.7100, 0.7100]), tensor([1.9000, 1.9000]))
     """
+    small = out.numel() <= CHUNK
+    if small and momentum is None and not group["weight_decay"]:  # as most small exchanges are
+        torch.add(weight, slope, alpha=-rate, out=out)
+        return
     whole: Sequence[torch.Tensor] = (out, weight, slope) if momentum is None else (out, weight, slope, momentum)
-    for new, old, g, *buffer in (whole,) if out.numel() <= CHUNK else pieces(*whole):
+    for new, old, g, *buffer in (whole,) if small else pieces(*whole):
         if group["weight_decay"]:
             g = g.add(old, alpha=group["weight_decay"])
         if buffer:
