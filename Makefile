@@ -35,7 +35,7 @@ rooms: setup
 
 unit: setup
 	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
-		$(BIN)/python -m pytest -q -n 3 -m 'not slow and not ray' $$files
+		$(BIN)/python -m pytest -q -n $(if $(ROOM),6 --dist worksteal,3) -m 'not slow and not ray' $$files
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m 'not ray'
