@@ -33,9 +33,12 @@ types: setup
 rooms: setup
 	$(BIN)/lint-imports
 
+# Processes that the tests start compile nothing anew, whatever the shell says. Stealing mixes tests that wait with those that
+# compute, and leaves a file's tests together.
+unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
 	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
-		$(BIN)/python -m pytest -q -n $(if $(ROOM),6 --dist worksteal,3) -m 'not slow and not ray' $$files
+		$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal -m 'not slow and not ray' $$files
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m 'not ray'
@@ -55,9 +58,10 @@ chaos: setup
 SEEDS ?= 10000
 torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m torture --tables --seeds $$(( ($(SEEDS) + 9) / 10 ))
 
 bench: setup
-	for name in exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose winners journal hogwild rows converted codecs local bandwidth live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 # A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there, with each
 # of PYTHONS. Every extra resolves.

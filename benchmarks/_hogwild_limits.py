@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from _hogwild_data import Rows
-from plesio.sparse.intrinsics import prefetch
+from plesio.kernels.intrinsics import prefetch
 
 
 @njit(nogil=True, fastmath=True)

@@ -2,7 +2,8 @@
 
     python benchmarks/bandwidth.py --json bandwidth.json
 
-The character model of examples/charlm.py, widened to 1e7 parameters. Workers join over TCP, each through a relay of its own
+The character model of examples/charlm.py, widened to 1e7 parameters. A step takes 90 ms: what is left of that a worker sleeps, as
+while an accelerator computes, and the cores are free for the exchange. Workers join over TCP, each through a relay of its own
 that lets through as many bytes a second, each way, and holds them for 20 ms. The ideal is their own steps without any
 exchange: in the same processes before they join and after, or between two exchanges, whatever is less. The simulator is told
 these steps and links, and should foretell the same. It packs in no time: what it foretells is also the most that such links
@@ -39,11 +40,14 @@ from plesio.strategy import recipes
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import charlm
 
-RATE, LATENCY_S, WIDTH, WORKERS = 12.5e6, 0.02, 24_000, 2
-STRATEGIES: dict[str, tuple[str, dict[str, Any], int]] = {  # recipe, settings, steps a worker
+RATE, LATENCY_S, WIDTH, WORKERS, STEP_S = 12.5e6, 0.02, 24_000, 2, 0.09
+PACKED = {"every": 50, "codec": "int4"}
+# Recipe, settings, steps a worker. With overlap there are so many that the last exchange ends within.
+STRATEGIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "sync_sgd": ("sync_sgd", {}, 5),
-    "local_sgd(50)": ("local_sgd", {"every": 50}, 150),
-    "local_sgd(50), 4-bit": ("local_sgd", {"every": 50, "codec": "int4"}, 200),
+    "local_sgd(50)": ("local_sgd", {"every": 50, "overlap": False}, 150),
+    "local_sgd(50), 4-bit": ("local_sgd", {**PACKED, "overlap": False}, 200),
+    "local_sgd(50), 4-bit, overlap": ("local_sgd", {**PACKED, "overlap": True}, 215),
 }
 
 
@@ -59,7 +63,11 @@ class Relay:
     def _accept(self) -> None:
         while True:
             near, _ = self._listener.accept()
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the head is not there yet, and the worker tries again
+                near.close()
+                continue
             for one, other in ((near, far), (far, near)):
                 threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
 
@@ -119,6 +127,7 @@ def timed(steps: int, *given: Any) -> list[float]:
     for _ in range(steps):
         began_s = time.perf_counter()
         step(*given)
+        time.sleep(max(0.0, began_s + STEP_S - time.perf_counter()))
         found.append(time.perf_counter() - began_s)
     return found
 
@@ -194,7 +203,7 @@ def main() -> None:
             real.append(share)
             simulated.append(foretold(name, steps, settings, step_s))
             progress.print(f"{title}: {share:.3f}, foretold {simulated[-1]:.3f}; a step {1000 * step_s:.0f} ms")
-        target = ">= 0.9" if "codec" in settings else None
+        target = ">= 0.97" if settings.get("overlap") else None
         rows.append(row(f"{title}: share of the ideal", real, "", target=target))
         rows.append(row(f"{title}: foretold", simulated, "", against="measured", against_values=real))
     report("Two workers over links of 100 Mbit/s and 40 ms", rows, arguments.json)

@@ -1,4 +1,4 @@
-"""Local steps, outer optimizers and codecs on a character model: what talking less costs.
+"""Local steps, outer optimizers, codecs and late answers on a character model: what talking less costs.
 
     python benchmarks/local.py --json local.json
     python benchmarks/local.py --only momentum
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import random
 import statistics
 import sys
@@ -26,6 +27,7 @@ import plesio as ps
 from _report import Row, meets, parser, progress, report
 from plesio.cluster import Cluster, Crash, Restart
 from plesio.cluster.description import Group
+from plesio.cluster.machines import Link
 from plesio.cluster.steps import Constant
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Delta, Outer, TopK
@@ -33,12 +35,38 @@ from plesio.strategy.answers import Delta, Outer, TopK
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import charlm
 
-WORKERS, H = 4, 10
-STEADY = Cluster((Group(WORKERS, Constant(0.1)),))
+WORKERS, H, STEP_S = 4, 10, 0.1
+STEADY = Cluster((Group(WORKERS, Constant(STEP_S)),))
 UNEVEN = Cluster((Group(2, Constant(0.1)), Group(1, Constant(0.2)), Group(1, Constant(0.4))))
 """Speeds 1/1/2/4."""
 CHURN_S = 600.0
+CHOICES = "averaging", "packed", "churn", "overlap", "fragments", "momentum"
 MOMENTA, ROUNDS = (0.0, 0.3, 0.6, 0.9), (20, 60, 120, 240, 480)
+
+
+OPTIMIZERS = {
+    "AdamW": partial(torch.optim.AdamW, lr=3e-3),
+    "SGD": partial(torch.optim.SGD, lr=0.3, momentum=0.9),
+}
+
+
+def train_unleased(worker: ps.Worker, steps: int, optimizer: str) -> None:
+    """charlm.train with `steps` steps a worker: requests for data would wait for the link, too, and answers be less late."""
+    torch.manual_seed(worker.seed)
+    model = charlm.build()
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(stepper, steps)
+    model, stepper, scheduler = worker.prepare(model, stepper, scheduler)
+    source = charlm.text(held_out=False)
+    for step in range(worker.rank, steps * worker.workers, worker.workers):
+        draw = torch.Generator().manual_seed(worker.seed * 1_000_003 + step)
+        places = torch.randint(len(source) - charlm.CONTEXT, (charlm.BATCH,), generator=draw)
+        inputs, following = charlm.windows(source, places)
+        stepper.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), following).backward()
+        worker.count(samples=charlm.BATCH)
+        stepper.step()
+        scheduler.step()
 
 
 class Trained:
@@ -48,13 +76,21 @@ class Trained:
         self._runs: dict[Any, tuple[float, float, float]] = {}
 
     def __call__(
-        self, strategy: Strategy, steps: int, seed: int, cluster: Cluster = STEADY, warm: str | None = None
+        self,
+        strategy: Strategy,
+        steps: int,
+        seed: int,
+        cluster: Cluster = STEADY,
+        warm: str | None = None,
+        unleased: str = "",
     ) -> tuple[float, float, float]:
-        """The loss, megabytes, and virtual seconds."""
-        key = (strategy, steps, seed, id(cluster), warm)
+        """The loss, megabytes, and virtual seconds; `unleased`: with this optimizer."""
+        key = (strategy, steps, seed, id(cluster), warm, unleased)
         if key not in self._runs:
             given = argparse.Namespace(steps=steps, lr=1e-3 if warm else 3e-3, warm=warm)
             train = partial(charlm.train, given=given)
+            if unleased:
+                train = partial(train_unleased, steps=steps // WORKERS, optimizer=unleased)
             run = ps.run(train, strategy, workers=WORKERS, seed=seed, engine=ps.Simulated(cluster))
             model = charlm.build()
             model.load_state_dict(run.state_dict)
@@ -188,10 +224,55 @@ def momentum(trained: Trained, rounds: tuple[int, ...], seeds: range, warm: str)
     return rows
 
 
+@functools.cache
+def linked(near: int, late: int) -> Cluster:
+    """All but `near` workers are so far away that an answer is there at the end of their step `late` after they sent."""
+    link = Link(latency_s=(late - 0.5) * STEP_S / 2)
+    groups = Group(near, Constant(STEP_S)) if near else None, Group(WORKERS - near, Constant(STEP_S), link)
+    return Cluster(tuple(one for one in groups if one is not None))
+
+
+def overlapped(trained: Trained, steps: int, seeds: range) -> list[Row]:
+    """Workers that go on while their answers travel, against workers that wait. Where nobody waits for a round half of them are
+    far away; else all are."""
+    half, rows = WORKERS // 2, []
+    spans = [(ps.local_sgd, 0, h) for h in (10, 20, 50)] + [(ps.diloco, 0, h) for h in (10, 20)]
+    spans += [(ps.async_local_sgd, half, h) for h in (10, 20, 50)]
+    cases = [
+        (recipe(h, overlap=False), recipe(h), linked(near, late), "AdamW", words, target)
+        for recipe, near, h in spans
+        for late, words, target in (
+            (1, "1 step", "<= 1.005"),
+            (h // 4, "a quarter of H", "<= 1.005"),
+            (h // 2, "half of H", "<= 1.01"),
+        )
+    ]
+    cases += [(ps.async_sgd(), ps.async_sgd(ahead=1), linked(half, 1), one, "1 step", None) for one in OPTIMIZERS]
+    for waits, goes, cluster, optimizer, words, target in cases:
+        loss, _, seconds = trained.mean(goes, steps, seeds, cluster=cluster, unleased=optimizer)
+        waited, _, waited_s = trained.mean(waits, steps, seeds, cluster=cluster, unleased=optimizer)
+        name, count = f"{goes.name}, {optimizer}, answers {words} late", len(seeds)
+        rows.append(against(name, loss, waited, waits.name, target, count))
+        rows.append(against(f"{name}, time", seconds, waited_s, waits.name, None, count, "s"))
+    return rows
+
+
+def fragmented(trained: Trained, steps: int, seeds: range) -> list[Row]:
+    """The model in parts, one of them in each exchange, against the whole model as often as each part."""
+    rows = []
+    for recipe in (ps.local_sgd, ps.diloco, ps.async_local_sgd):
+        whole, *_ = trained.mean(recipe(20), steps, seeds)
+        for fragments in (2, 4):
+            strategy = recipe(20, fragments=fragments)
+            loss, *_ = trained.mean(strategy, steps, seeds)
+            rows.append(against(strategy.name, loss, whole, recipe(20).name, None, len(seeds)))
+    return rows
+
+
 def main() -> None:
     """All, or one part."""
     given = parser("Local steps on a character model.", runs=3)
-    given.add_argument("--only", choices=("averaging", "packed", "churn", "momentum"), help="one part")
+    given.add_argument("--only", choices=CHOICES, help="one part")
     arguments = given.parse_args()
     torch.set_num_threads(1)
     seeds = range(1 if arguments.quick else arguments.runs)
@@ -204,6 +285,10 @@ def main() -> None:
             rows += packed(trained, steps, seeds)
         if arguments.only in (None, "churn"):
             rows += churn(trained, 10.0 if arguments.quick else CHURN_S, seeds)
+        if arguments.only in (None, "overlap"):
+            rows += overlapped(trained, steps, seeds)
+        if arguments.only in (None, "fragments"):
+            rows += fragmented(trained, steps, seeds)
         if arguments.only in (None, "momentum"):
             rows += momentum(trained, rounds, seeds, warm_weights(trained, folder, 4 * steps))
     report("Local steps on a character model", rows, arguments.json)

@@ -45,6 +45,7 @@ from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:
     from plesio.launch.remote.join import join as join
+    from plesio.launch.remote.table_server import join_server as join_server
     from plesio.launch.replayed.replay import Replayed as Replayed
     from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
@@ -52,6 +53,14 @@ if TYPE_CHECKING:
     from plesio.launch.result import Run as Run
     from plesio.observe import sinks as sinks
     from plesio.runner import run as run
+    from plesio.tables.module import Table as Table
+    from plesio.tables.module import TableBag as TableBag
+    from plesio.tables.spec import RowAdagrad as RowAdagrad
+    from plesio.tables.spec import RowAdam as RowAdam
+    from plesio.tables.spec import RowSGD as RowSGD
+    from plesio.tables.spec import Seen as Seen
+    from plesio.tables.spec import Unused as Unused
+    from plesio.tables.strings import ids_of as ids_of
     from plesio.transport.secure import ProofError as ProofError
     from plesio.transport.wire import RemoteProtocolError as RemoteProtocolError
     from plesio.worker.clients import Clients as Clients
@@ -60,10 +69,14 @@ if TYPE_CHECKING:
 _NEED_TORCH = {
     "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
     "plesio.launch.remote.join": ("join",),
+    "plesio.launch.remote.table_server": ("join_server",),
     "plesio.transport.secure": ("ProofError",),
     "plesio.transport.wire": ("RemoteProtocolError",),
     "plesio.launch.result": ("EvaluateError", "Run"),
     "plesio.runner": ("run",),
+    "plesio.tables.module": ("Table", "TableBag"),
+    "plesio.tables.spec": ("RowAdagrad", "RowAdam", "RowSGD", "Seen", "Unused"),
+    "plesio.tables.strings": ("ids_of",),
     "plesio.worker.clients": ("Clients",),
     "plesio.worker.worker": ("Worker",),
 }

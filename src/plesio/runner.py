@@ -48,6 +48,7 @@ def run(
     on_nonfinite: str = "discard",
     timeout_s: float = 300.0,
     threads: int | None = None,
+    servers: int = 1,
     checkpoint: Checkpoint | None = None,
     resume: str | Path | None = None,
     runs: str | Path | None = None,
@@ -80,10 +81,11 @@ def run(
             drops all of its contributions ends with an error either way.
         timeout_s: seconds after which any wait of a process for another ends in a DeadlineError.
         threads: how many torch has in each process; left out: its share of the cores.
+        servers: how many servers hold the rows of tables (ps.Table), each a process of its own if there are several.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
-            not visited yet. In lock step the result is the same as without the interruption, bit for bit; but an
-            optimizer that steps in the workers (as in local_sgd) starts there without the state it had.
+            not visited yet. In lock step the result is the same as without the interruption, bit for bit. The strategy and
+            the number of workers may be others; the run says which state does not go on then.
         runs: the folder in which a folder for this run is made; None writes nothing.
         watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
             `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest

@@ -67,6 +67,7 @@ class Row:
 OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meanings than its default
     "m": [3],
     "s": [1],
+    "rows": ["each"],
     "k": [3],
     "r": [2],
     "c": [0.5],
@@ -84,6 +85,9 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "beta": [0.3],
     "adaptive": [True],
     "codec": ["int8", TopK(0.1)],
+    "overlap": [True],
+    "fragments": [2],
+    "ahead": [1],
     "after": [7],
     "first": [3],
     "optimizer": ["yogi"],
@@ -96,7 +100,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
-    "buffered": {"correct": ["plain"]},
+    "buffered": {"correct": ["plain"], "rows": ["with"]},
     "async_local_sgd": {"correct": ["delayed_nesterov"]},
     "local_sgd": {"weigh": ["equal"]},
     "post_local_sgd": {"every": [8]},

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, UserOptimizer
 from plesio.strategy.recipes import recipe
 from support import loops
+from support.long_forms import in_turn
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
     **{name: partial(recipe, name, **settings) for name, _, settings in reductions(to_plain=True)},
@@ -48,8 +50,16 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizers", [loops.sgd, loops.momentum, loops.nesterov], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("name", RECIPES)
+OPTIMIZERS = [loops.sgd, loops.momentum, loops.nesterov]
+IN_FULL = ["sync_sgd", "async_sgd", "hogwild", "allreduce"]
+"""Folds, looks ahead, steps in shared memory, steps in each worker: the ways a step is made."""
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizers"),
+    [*product(IN_FULL, OPTIMIZERS), *in_turn([name for name in RECIPES if name not in IN_FULL], OPTIMIZERS)],
+    ids=lambda one: getattr(one, "__name__", one),
+)
 def test_one_worker_is_plain_pytorch(name: str, optimizers: loops.Optimizers) -> None:
     """N = 1, H = 1, SGD: bit for bit what the loop would do without plesio."""
     got = final(RECIPES[name](), partial(loops.follow, build=loops.mlp, optimizers=optimizers, steps=25), 1)

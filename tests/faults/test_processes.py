@@ -266,12 +266,12 @@ def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pyt
         memory.SharedBlock.create(2_000_000_000, "this model")
 
 
-def test_forty_runs_leave_nothing_open() -> None:
+def test_twenty_runs_leave_nothing_open() -> None:
     """The fixture looks for leaked processes and descriptors after the test as well."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2)
     ps.run(train, ps.async_sgd(), workers=1)
     before = open_descriptors(), len(descendants())
-    for _ in range(40):
+    for _ in range(20):
         ps.run(train, ps.async_sgd(), workers=1)
         assert (open_descriptors(), len(descendants())) == before
     server = ForkServer.shared()

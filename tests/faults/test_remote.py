@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from conformance.table import strategies
-from plesio.core.events import Joined
+from plesio.core.events import Joined, LeaseWanted
 from plesio.launch.remote.link import _answer_to
 from plesio.protocol import remote as messages
 from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Round
+from plesio.strategy.answers import Blend, Rebase, Replace, Round
 from plesio.transport.certificates import make_certificates
 from plesio.transport.connect import connect
 from plesio.transport.limits import LEASE_S, RETURN_S
@@ -37,7 +38,17 @@ from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.replayed import chancy
 
-ALL = [one for one in strategies(at_server=True, real=True) if not one.gather.in_rounds or one.gather == Round()]
+
+def waiting(strategy: Strategy) -> Strategy:
+    """The same, whose workers wait for their answers wherever they are: when one comes is up to the network."""
+    adopt = strategy.adopt
+    if not isinstance(adopt, Rebase):
+        return strategy
+    return replace(strategy, adopt=Blend(adopt.alpha) if adopt.blends else Replace(adopt.codec))
+
+
+AT_SERVER = map(waiting, strategies(at_server=True, real=True))
+ALL = [one for one in AT_SERVER if not one.gather.in_rounds or one.gather == Round()]
 ALONE = [*ALL, ps.first_of(1), ps.quorum(1)]
 EACH_WAY = {"async_sgd", "first_of(1)", "elastic_averaging(every=3)", "async_local_sgd(h=3, codec=top 10%)"}
 """Each way of adopting a version; those in lock step have a test of their own."""
@@ -85,6 +96,7 @@ def test_remote_workers_in_lock_step_give_the_same_bits_as_local_ones(strategy: 
     local, far = ps.run(train, strategy, workers=3), remote.run(train, strategy, workers=3)
     assert far.version == local.version
     assert same(far, local)
+    assert [one.away for run in (local, far) for one in run.summary.workers] == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
@@ -92,6 +104,21 @@ def test_a_run_that_workers_joined_replays(tmp_path: Path, far: bool) -> None:
     train = functools.partial(chancy, epochs=1)
     done = remote.run(train, "async_sgd", workers=3, far=far, runs=tmp_path)
     assert ps.replay(done.folder, train=train).identical
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(5)], ids=lambda one: one.name)
+def test_a_remote_worker_asks_for_data_ahead_and_its_run_replays(strategy: Strategy, tmp_path: Path) -> None:
+    """Beside one of the head's own host, which does not."""
+    train = functools.partial(chancy, epochs=2)
+    with remote.head() as head:
+        for rank in range(2):
+            head.fork(train, rank=rank, address=head.address if rank else head.address.removeprefix("tcp://"))
+        done = head.run(strategy, workers=2, runs=tmp_path)
+        assert head.end() == [0, 0]
+    events = [getattr(one, "event", None) for one in read_journal(done.folder)]
+    assert {one.worker for one in events if isinstance(one, LeaseWanted) and one.ahead} == {1}
+    assert done.batches_unvisited == 0
+    assert ps.replay(done.folder, train).identical
 
 
 def test_a_run_over_tls_gives_the_same_bits(tmp_path: Path) -> None:
@@ -328,6 +355,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
 
 def gathers(worker: ps.Worker, into: Path) -> None:
     """Worker 0 prepares, worker 1 raises when it is told to, and worker 2 prepares when the run is over."""
+    (into / f"here {worker.rank}").touch()
     until(lambda: worker.rank == 0 or (into / f"go {worker.rank}").exists())
     if worker.rank == 1:
         raise ValueError("no data here")
@@ -343,7 +371,7 @@ def test_workers_are_told_why_training_did_not_begin_and_a_long_name_is_cut(
             head.fork(functools.partial(gathers, into=tmp_path), rank=rank)
 
         def knock() -> None:
-            until(lambda: "3 of 4 are here" in caplog.text)
+            until(lambda: all((tmp_path / f"here {rank}").exists() for rank in range(3)))
             wire = connect("127.0.0.1", head.port, remote.TOKEN, None, messages.NO_TICKET)
             _answer_to(messages.Knock("x" * 40_000, "y" * 40_000, options={"z" * 40_000: "z" * 40_000}), wire)
             wire.close()

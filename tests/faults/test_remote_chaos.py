@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from faults.test_remote import begun, meanwhile, until
@@ -22,6 +20,7 @@ from plesio.server.checkpoints import kept_in
 from plesio.transport.limits import LEASE_S
 from support import remote
 from support.proxy import Proxy
+from support.row_each import row_each
 
 WORKERS, SAMPLES, BATCH = 2, 960, 4
 pytestmark = pytest.mark.slow
@@ -29,11 +28,7 @@ pytestmark = pytest.mark.slow
 
 def visiting(worker: ps.Worker, into: Path, epochs: int, pause_s: float = 0.004) -> None:
     """Each sample has a row of its own in the model, from which each fold of it takes 1."""
-    model = nn.Embedding(SAMPLES, 1)
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(WORKERS))
-    loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_size=BATCH, shuffle=True)
-    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    model, optimizer, loader = row_each(worker, SAMPLES, BATCH, lr=float(WORKERS))
     for _ in range(epochs):
         for (samples,) in loader:
             optimizer.zero_grad()

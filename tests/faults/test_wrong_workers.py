@@ -45,9 +45,9 @@ from support.remote import TOKEN, Head, head
 class Wrong:
     """A worker that has proved to know the token, and takes the second seat; then it says anything."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, model: nn.Module | None = None) -> None:
         self._dial = lambda ticket: connect("127.0.0.1", head.port, TOKEN, None, ticket)
-        model = nn.Linear(FEATURES, CLASSES)
+        model = model or nn.Linear(FEATURES, CLASSES)
         self.hello = introduction(
             1, ps.async_sgd(), Taking(model, torch.optim.SGD(model.parameters(), lr=0.05)), False
         )[0]
@@ -55,9 +55,9 @@ class Wrong:
         self.whole = memoryview(bytearray(layout.nbytes))
         self.moving = memoryview(bytearray(layout.stretches(())[-1][1]))
         knock = remote.Knock("nowhere:7", __version__, rank=1)
-        self.link = persist(lambda: Link(self._dial, knock, 5.0), 10.0, knock.who)
+        self.link = persist(lambda: Link(self._dial, knock, 5.0), lambda: 10.0, knock.who)
 
-    def say(self, kind: Kind, message: object, payload: int = 0) -> None:
+    def say(self, kind: Kind, message: object, payload: int | bytes = 0) -> None:
         self.link.send(kind, encode(message), [memoryview(bytearray(payload))] if payload else ())
 
     def push(self, number: int, payload: int | None = None, **fields: Any) -> None:

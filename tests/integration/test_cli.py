@@ -99,9 +99,10 @@ def test_strategies_as_json_lists_every_answer(capsys: pytest.CaptureFixture[str
     assert main(["strategies", "--json"]) == 0
     entries = {one["strategy"]: one for one in json.loads(capsys.readouterr().out)}
     assert list(entries) == list(RECIPES)
-    assert entries["buffered"]["settings"] == {"k": 2, "correct": "dana", "weigh": "equal", "lr_scale": "share"}
+    settings = {"k": 2, "correct": "dana", "weigh": "equal", "lr_scale": "share", "rows": "each"}
+    assert entries["buffered"]["settings"] == settings
     assert entries["bounded_staleness"]["answers"]["release"] == "within 4 clocks"
-    assert all(one["idea"] and one["paper"] and len(one["answers"]) == 10 for one in entries.values())
+    assert all(one["idea"] and one["paper"] and len(one["answers"]) == 11 for one in entries.values())
 
 
 def test_strategies_does_not_import_torch() -> None:
@@ -246,10 +247,10 @@ def test_strategy_names_parse_back_to_the_strategy() -> None:
     ("text", "part"),
     [
         ("sink_sgd", "; known: "),
-        ("buffered(j=3)", "known: correct, k, lr_scale, weigh"),
+        ("buffered(j=3)", "known: correct, k, lr_scale, rows, weigh"),
         ("buffered(k=__import__('os'))", "whole number"),
         ("buffered(k=", "NAME(key=value"),
-        ("buffered(1,2,3,4,5)", "write key=value"),
+        ("buffered(1,2,3,4,5,6)", "write key=value"),
         ("local_sgd(every=often)", "every=0.3s"),
         ("local_sgd(every=0.3)", "every=0.3s"),
     ],
@@ -549,13 +550,13 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ),
         (
             "run script.py --strategy local_sgd(evry=3)",
-            "unknown setting of local_sgd 'evry'; known: codec, every, weigh; did",
+            "unknown setting of local_sgd 'evry'; known: codec, every, fragments, overlap, weigh; did",
         ),
         (
             "run script.py --function fit",
             "defines no function fit(worker); the functions it has: build, train, evaluate",
         ),
-        ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: correct, lr_scale, weigh"),
+        ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: ahead, correct, lr_scale, weigh"),
         ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
         ("run script.py --workers 0", "workers=0: a whole number from 1 to 80"),
         ("run script.py --workers many", "--workers"),

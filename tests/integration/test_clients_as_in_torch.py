@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 import plesio as ps
-from plesio.protocol.worker import LeaseReply
+from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.clients import LeasedClients
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
@@ -494,9 +494,10 @@ def test_a_worker_that_lost_its_seat_goes_on_in_the_round_that_the_run_is_in() -
     used, state, told, asked = DataUse(), WorkerState(0, 0), [], []
     left = dict.fromkeys(range(10), 4)
 
-    def lease(round: int, places: int, most: int, unused: int, digest: int) -> LeaseReply:
+    def lease(request: LeaseRequest) -> LeaseReply:
+        round = request.epoch
         asked.append(round)
-        left[round] -= most
+        left[round] -= request.most
         return LeaseReply(((round, left[round]),) if left[round] >= 0 else (), epoch=float(round))
 
     def end_round(release: bool) -> None:

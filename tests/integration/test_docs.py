@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,13 @@ def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
     assert "accuracy" in done.stdout
 
 
+def test_the_figures_of_tables_are_those_that_were_measured() -> None:
+    measured = json.loads((DOCS.parent / "benchmarks" / "results" / "tables_auc.json").read_text())
+    values = {one["value"] for one in measured} | {one["against_value"] for one in measured} - {None}
+    shown = re.findall(r"-?0\.\d{4}\b", (DOCS / "tables.md").read_text())
+    assert {float(one) for one in shown} == values | {0.0002}  # by so much a bar is missed
+
+
 def test_every_public_error_has_a_cause_and_a_remedy() -> None:
     public = {
         name
@@ -55,6 +64,9 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
     }
     listed = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert public <= {*listed}
+
+
+told = cache(messages)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +83,6 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
 def test_the_index_of_errors_has_a_message_that_is_raised(wrong: Callable[[], object]) -> None:
     with pytest.raises(ps.PlesioError) as raised:
         wrong()
-    words = [re.findall(r"\w+", f"{one.cause} {one.remedy}") for one in messages()[raised.type.__name__]]
+    words = [re.findall(r"\w+", f"{one.cause} {one.remedy}") for one in told()[raised.type.__name__]]
     telling = [each for each in words if len(each) > 3]
     assert any(re.search(r"\b.*\b".join(each), str(raised.value)) for each in telling), str(raised.value)

@@ -123,6 +123,11 @@ def sparse(code: str) -> None:
     )
 
 
+def tables(code: str) -> None:
+    first, *_ = blocks_of(DOCS / "tables.md")
+    execute(code if code == first else first + code, {"__name__": "page"})
+
+
 def as_program(code: str) -> None:
     """A whole script, as the pages show them; what another library's looks like is marked ```py, and is not run."""
     execute(code, {"__name__": "__main__"})
@@ -144,6 +149,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "loop": loop,
     "machines": machines,
     "sparse": sparse,
+    "tables": tables,
 }
 PAGES = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("coming/*.md"))]
 BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]

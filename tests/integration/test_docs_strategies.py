@@ -11,7 +11,9 @@ from integration.test_docs import DOCS, blocks_of
 
 
 @pytest.mark.parametrize(
-    "page", [DOCS / "local-steps.md", *sorted(DOCS.glob("strategies/*.md"))], ids=lambda page: page.stem
+    "page",
+    [DOCS / "local-steps.md", DOCS / "tables.md", *sorted(DOCS.glob("strategies/*.md"))],
+    ids=lambda page: page.stem,
 )
 @pytest.mark.filterwarnings("ignore")
 def test_the_example_prints_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,15 +11,17 @@ import socket
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import plesio as ps
 from plesio.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DIGITS, FASHION = str(EXAMPLES / "digits.py"), str(EXAMPLES / "fashion.py")
+DIGITS, FASHION, DLRM, TOWERS = (str(EXAMPLES / f"{name}.py") for name in ("digits", "fashion", "dlrm", "two_tower"))
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,65 @@ def write_pictures(folder: Path) -> None:
         header = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28)
         (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + labels.tobytes())
+
+
+def test_dlrm_trains_on_ratings_and_leaves_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ratings(tmp_path / "some.whl")
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "some.whl"))
+    names = runpy.run_path(DLRM)
+    assert names["IDS"].shape == (6000, 11)
+    assert len(names["IDS"][:, 0].unique()) == 20  # a key for each user
+    assert main(["run", DLRM, "--strategy", "sync_sgd", "--workers", "2", "--runs", "runs"]) == 0
+    (run,) = Path("runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["history"][-1]["metrics"]["auc"] > 0.8
+    table = ps.Table(names["DIM"])
+    table.load(run / "table-rows.safetensors")
+    assert table.rows == len(names["IDS"][: names["CUT"]].unique())  # those of the test were only read
+
+
+def test_two_towers_have_a_table_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ratings(tmp_path / "some.whl")
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "some.whl"))
+    assert main(["run", TOWERS, "--strategy", "sync_sgd", "--workers", "2", "--servers", "2", "--runs", "runs"]) == 0
+    (run,) = Path("runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["history"][-1]["metrics"]["auc"] > 0.6
+    assert {*summary["rows"]} == {"user.ids", "film.ids"}
+    assert len(summary["row_servers"]) == 2
+
+
+def test_dlrm_says_that_its_data_are_synthetic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PLESIO_MOVIELENS", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    names = runpy.run_path(DLRM)
+    assert "a synthetic stream" in capsys.readouterr().err
+    (ids, labels), logits = names["planted"](examples=20_000)
+    assert ids.shape == (20_000, 8)
+    assert 0.8 < names["auc"](logits, labels) < 0.9
+    early, late = ({*part.flatten().tolist()} for part in ids.split(10_000))
+    assert len(early & late) < 0.7 * len(late)  # ids die
+
+
+def test_dlrm_names_a_file_that_is_not_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "u.data").write_text("1\t1\t5\t0\n")
+    monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "u.data"))
+    with pytest.raises(SystemExit, match=r"u\.data is not that wheel .*pip download recbole"):
+        runpy.run_path(DLRM)
+
+
+def write_ratings(path: Path) -> None:
+    """Of 20 users and 30 films: all like those of even numbers."""
+    drawn = np.random.default_rng(0).integers(0, (20, 30), (6000, 2))
+    rows = {
+        "user": ["\t".join((f"u{user}", "24", "F", "writer", "12345")) for user in range(20)],
+        "item": [f"f{film}\tA Film\t1995\tDrama" for film in range(30)],
+        "inter": [f"u{user}\tf{film}\t{5 - film % 2 * 3}\t{now}" for now, (user, film) in enumerate(drawn)],
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, lines in rows.items():
+            wheel.writestr(f"recbole/dataset_example/ml-100k/ml-100k.{name}", "\n".join(["head", *lines]))
 
 
 def test_federated_rounds_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:

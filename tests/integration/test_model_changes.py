@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, prune
 
 import plesio as ps
 from support import loops
+from support.long_forms import in_turn
 
 SERVER = [ps.sync_sgd(), ps.async_sgd()]
 EVERY = [*SERVER, ps.local_sgd(every=2), ps.hogwild(), ps.allreduce("torch")]
@@ -141,18 +142,16 @@ def changed_amid(worker: ps.Worker, how: str) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=str)
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("dtype", r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float64 \(8, 6\)"),
-        ("shape", r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float32 \(1, 6\)"),
-        ("memory", r"2\.weight was given other memory after prepare"),
-    ],
-    ids=["dtype", "shape", "memory"],
-)
-def test_a_model_changed_during_training_is_refused(how: str, words: str, strategy: ps.Strategy) -> None:
-    with pytest.raises(ps.ModelMismatchError, match=words):
+CHANGED = {
+    "dtype": r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float64 \(8, 6\)",
+    "shape": r"0\.weight changed after prepare: it was float32 \(8, 6\), now it is float32 \(1, 6\)",
+    "memory": r"2\.weight was given other memory after prepare",
+}
+
+
+@pytest.mark.parametrize(("how", "strategy"), in_turn([*CHANGED], EVERY), ids=str)
+def test_a_model_changed_during_training_is_refused(how: str, strategy: ps.Strategy) -> None:
+    with pytest.raises(ps.ModelMismatchError, match=CHANGED[how]):
         ps.run(partial(changed_amid, how=how), strategy, workers=2)
 
 
@@ -370,8 +369,11 @@ def test_what_wakes_in_one_worker_first_trains_as_in_one_process(strategy: ps.St
         torch.testing.assert_close(run.state_dict[name], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("correct", ["dana", "gap_aware", "delay_compensated", "plain"])
-@pytest.mark.parametrize("build", [loops.mlp, wide], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("correct", "build"),
+    in_turn(["dana", "gap_aware", "delay_compensated", "plain"], [wide, loops.mlp]),
+    ids=lambda one: getattr(one, "__name__", one),
+)
 def test_a_layer_that_never_wakes_is_as_if_left_out(correct: Any, build: Any) -> None:
     left_in, left_out = (
         ps.run(partial(half, build=build, given=given), ps.async_sgd(correct), workers=3, engine=SIMULATED)

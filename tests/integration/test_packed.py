@@ -57,7 +57,7 @@ def test_each_number_of_each_segment_is_in_the_mean_once(codec: Codec) -> None:
         tolerance = 0.05 if place == 2 else 1e-5
         torch.testing.assert_close(mean.views[place] + lacking, wanted, rtol=tolerance, atol=tolerance)
     assert torch.equal(mean.views[5], torch.stack([one.views[5] for one in ends]).max())
-    assert packing.nbytes <= layout.nbytes
+    assert packing.nbytes() <= layout.nbytes
     assert packing.is_sound(slots[0])
 
 
@@ -193,9 +193,9 @@ def test_all_workers_of_a_round_share_one_packing(monkeypatch: pytest.MonkeyPatc
     packings = []
     pack = Packing.pack
 
-    def counted(self: Packing, start: Arena, now: Arena, slot: Arena, held: Arena | None) -> None:
+    def counted(self: Packing, start: Arena, now: Arena, slot: Arena, held: Arena | None, part: int) -> None:
         packings.append(held is None)
-        pack(self, start, now, slot, held)
+        pack(self, start, now, slot, held, part)
 
     monkeypatch.setattr(Packing, "pack", counted)
     train = partial(shows, folder=str(tmp_path))

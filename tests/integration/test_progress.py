@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import (
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from support.long_forms import in_turn
 
 BATCHES, EPOCHS = 12, 3
 ALL = BATCHES * EPOCHS
@@ -38,6 +39,7 @@ BY_BATCH: dict[str, Make] = {
     "lambda": lambda one: LambdaLR(one, lambda step: 1.0 - step / ALL),
 }
 STRATEGIES: list[Any] = ["sync_sgd", "async_sgd", ps.local_sgd(2), "hogwild", ps.allreduce("torch")]
+each_schedule = pytest.mark.parametrize(("name", "strategy"), in_turn([*BY_BATCH], STRATEGIES), ids=str)
 
 
 def data() -> DataLoader[Any]:
@@ -89,18 +91,18 @@ def wanted(make: Make, calls: int) -> list[float]:
     return rates
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize("make", BY_BATCH.values(), ids=BY_BATCH)
-def test_schedule_by_batch_is_torchs_with_one_worker(make: Make, strategy: Any, tmp_path: Path) -> None:
+@each_schedule
+def test_schedule_by_batch_is_torchs_with_one_worker(name: str, strategy: Any, tmp_path: Path) -> None:
+    make = BY_BATCH[name]
     ps.run(partial(scheduled, make=make, by="batch", folder=str(tmp_path)), strategy, workers=1, timeout_s=30.0)
     (rates,) = rates_in(tmp_path)
     assert rates[:-1] == wanted(make, ALL)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize("make", BY_BATCH.values(), ids=BY_BATCH)
-def test_schedule_by_batch_ends_at_its_end_on_every_worker(make: Make, strategy: Any, tmp_path: Path) -> None:
+@each_schedule
+def test_schedule_by_batch_ends_at_its_end_on_every_worker(name: str, strategy: Any, tmp_path: Path) -> None:
     """One worker is much faster than the other."""
+    make = BY_BATCH[name]
     part = partial(scheduled, make=make, by="batch", folder=str(tmp_path), slow=True)
     ps.run(part, strategy, workers=2, timeout_s=30.0)
     path = wanted(make, ALL)

@@ -285,6 +285,7 @@ def test_printing_a_run_shows_its_figures() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"workers": 1, "servers": None}, r"servers=None: a whole number from 1 to 64"),
         ({"workers": 0}, r"workers=0: a whole number from 1 to"),
         ({"workers": 2, "engine": "slurm"}, r"engine='slurm': 'local', ps\.Ray\(\)"),
         ({"workers": 2, "engine": ps.Simulated}, r"engine=<class .*>: 'local', ps\.Ray\(\)"),

@@ -32,7 +32,7 @@ from plesio.strategy import Strategy
 from plesio.tensors import one_pass
 from support.long_forms import but_slow
 from support.plain_folds import without_kernels
-from support.replayed import build, chancy, fills_the_disk
+from support.replayed import Augmented, build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
 EACH_WAY = {one.name for one in strategies(at_server=True, real=True)}
@@ -94,7 +94,7 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
 def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
-    train = functools.partial(chancy, poison=(2, 5), dies=tmp_path / "died")
+    train = functools.partial(chancy, epochs=8, poison=(2, 5), dies=tmp_path / "died")  # enough for a late starter
     run = trained(strategy, tmp_path, train)
     assert run.workers[1].left == "died"
     assert_same(run, train)
@@ -517,6 +517,61 @@ def test_single_batch_leases_at_a_stop_replay(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path, stopping_between_epochs, workers=1)
     assert run.version == 49
     assert_same(run, stopping_between_epochs)
+
+
+def asked_ahead(run: ps.Run) -> set[int]:
+    """The workers that asked for data while they had some."""
+    assert run.folder is not None
+    events = [one.event for one in read_journal(run.folder) if isinstance(one, records.Received)]
+    return {event.worker for event in events if isinstance(event, LeaseWanted) and event.ahead}
+
+
+def leaving_early(worker: Any, epochs: int = 3) -> None:
+    """It breaks off its second epoch, and after each passes over the data for the statistics of its norm."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=2, shuffle=True))
+    for epoch in range(epochs):
+        for step, (inputs, labels) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.param_groups[0]["lr"] = 0.05 * (1 - worker.epoch / 4)
+            optimizer.step()
+            if epoch == 1 and step == 3:
+                break
+        with torch.no_grad():
+            for inputs, _ in loader:
+                model(inputs)
+
+
+@pytest.mark.parametrize("data", ["leases", "shards"])
+@pytest.mark.parametrize(
+    "strategy",
+    [ps.sync_sgd(), ps.async_sgd(), ps.first_of(2), ps.local_sgd(7), ps.local_sgd(100), ps.async_local_sgd(5)],
+    ids=lambda one: one.name,
+)
+def test_workers_far_away_ask_ahead_and_their_run_replays(strategy: Strategy, data: str, tmp_path: Path) -> None:
+    """All data is trained on once in each epoch."""
+    options: dict[str, Any] = {"engine": ps.Simulated(FAR_AND_NEAR), "seed": 3, "data": data}
+    run = trained(strategy, tmp_path, leaving_early, **options)
+    assert asked_ahead(run) == {0, 1}, "those that are"
+    assert_same(run, leaving_early)
+    if not strategy.release.cancel_late:  # else a step may be called off after its last look
+        assert (run.samples, run.batches_unvisited) == (3 * 96, 0)
+
+
+FAR_AND_MORTAL = Cluster(
+    (Group(3, LogNormal(0.1, 0.3), Link(0.3)),),
+    faults=(Crash(worker=0, at_s=1.25), Restart(worker=0, at_s=3.0), Partition(worker=1, at_s=2.0, until_s=6.0)),
+)
+
+
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], ids=lambda one: one.name)
+def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
+    run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
+    assert asked_ahead(run) == {0, 1, 2}
+    assert_same(run, leaving_early)
+    assert run.summary.batches_unvisited == 0
 
 
 def without_data(worker: Any) -> None:

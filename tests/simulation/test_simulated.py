@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import plesio as ps
 from conformance.table import strategies
-from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, LogNormal, Partition, Restart
+from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, Link, LogNormal, Partition, Restart
 from plesio.strategy import Strategy
 from support.loops import adam, data, follow, hopeless, idle, mlp, momentum, plain_pytorch, sgd
 from support.replayed import Augmented, build
@@ -350,3 +350,24 @@ def test_a_training_function_without_prepare_warns(tmp_path: Path) -> None:
 def test_a_run_whose_workers_all_raised_is_an_error() -> None:
     with pytest.raises(ps.WorkerLostError, match=r"every worker raised; the last: .*my data file is missing"):
         ps.run(broken, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), on_worker_error="continue")
+
+
+def with_data(worker: Any, batches: int = 90, epochs: int = 12) -> None:
+    model = torch.nn.Linear(1, 1)
+    model, optimizer, loader = worker.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(batches, 1)
+    )
+    for _ in range(epochs):
+        for inputs in loader:
+            optimizer.zero_grad()
+            model(inputs).square().sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(("strategy", "data"), [(ps.local_sgd(16), "leases"), (ps.async_local_sgd(16), "shards")])
+def test_a_worker_far_away_hardly_waits_for_its_data(strategy: Strategy, data: str) -> None:
+    """One of 8 workers is 100 ms away: it waits for the first lease of an epoch, not for each."""
+    far = Cluster((Group(7, Constant(0.02)), Group(1, Constant(0.02), Link(latency_s=0.1))))
+    run = simulated(strategy, far, with_data, data=data)
+    assert (run.samples, run.batches_unvisited) == (12 * 90, 0)
+    assert run.wall_s < 9.0

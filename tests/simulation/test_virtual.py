@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import plesio as ps
 from conformance.table import makers
 from plesio.cluster import (
     Cluster,
@@ -42,18 +43,23 @@ from plesio.protocol.launcher import Final
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every, Seconds
+from plesio.strategy.answers import Seconds
 from plesio.strategy.recipes import (
     allreduce,
+    async_local_sgd,
     async_sgd,
     bounded_staleness,
     buffered,
+    diloco,
+    elastic_averaging,
     first_of,
     local_sgd,
+    post_local_sgd,
     ringmaster,
     sync_sgd,
 )
 from plesio.transport.doorbell import Located
+from support import loops
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     **makers(),
@@ -64,6 +70,16 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ringmaster": partial(ringmaster, 3),
     "local_sgd seconds": partial(local_sgd, Seconds(0.5)),
 }
+GOING_ON: dict[str, Callable[[], Strategy]] = {
+    "local_sgd": partial(local_sgd, 4, overlap=True),
+    "local_sgd seconds": partial(local_sgd, Seconds(0.5), overlap=True),
+    "post_local_sgd": partial(post_local_sgd, 4, after=3, overlap=True),
+    "diloco where away": partial(diloco, 4),
+    "async_local_sgd": partial(async_local_sgd, 4, overlap=True),
+    "async_local_sgd adaptive": partial(async_local_sgd, 8, adaptive=True, overlap=True),
+    "elastic_averaging": partial(elastic_averaging, 4, overlap=True),
+}
+ALL = {**STRATEGIES, **{f"{name}, going on": make for name, make in GOING_ON.items()}}
 
 
 FREE, MINUTE = Link(), {"seconds": 60.0}
@@ -73,8 +89,9 @@ def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults:
     return Cluster(tuple(Group(1, step, link) for step in steps), server, tuple(faults))
 
 
-def timed_workers(cluster: Cluster, every: Every, seed: int) -> list[TimedWorker]:
-    return [TimedWorker(timetable, every) for timetable in cluster.timetables(seed)]
+def timed_workers(cluster: Cluster, strategy: Strategy, seed: int) -> list[TimedWorker]:
+    away = zip(cluster.timetables(seed), cluster.away, strict=True)
+    return [TimedWorker(one, strategy.every, goes_on=strategy.goes_on(far)) for one, far in away]
 
 
 def simulate(
@@ -87,7 +104,7 @@ def simulate(
     limits: Mapping[str, float] = MINUTE,
     timeline: bool = True,
 ) -> tuple[VirtualRun, Final]:
-    participants = timed_workers(cluster, strategy.every, seed)
+    participants = timed_workers(cluster, strategy, seed)
     run = VirtualRun(
         strategy,
         cluster,
@@ -143,7 +160,7 @@ def test_a_full_server_link_sets_the_throughput(way: str, bytes_per_s: float) ->
     """20 workers could send 2,000 contributions a second, 1e4 bytes each; the link takes 100."""
     cluster = Cluster((Group(20, LogNormal(0.01, 0.2)),), server=Link(bytes_per_s=bytes_per_s))
     strategy, nbytes = async_sgd(), 10_000
-    participants = timed_workers(cluster, strategy.every, 0)
+    participants = timed_workers(cluster, strategy, 0)
     run = VirtualRun(
         strategy,
         cluster,
@@ -195,6 +212,17 @@ def test_messages_share_their_workers_link() -> None:
     assert carried(star, clock, sent) == [(1.75, "large"), (2.75, "as large"), (2.75, "small"), (5.25, "later")]
 
 
+def test_answers_share_their_workers_link_and_hold_up_nothing_that_it_sends() -> None:
+    """One without bytes comes after the one before it, as over one connection. Another worker's link is its own."""
+    link = Link(0.25, 1e3)
+    clock = VirtualClock()
+    star = Star(cluster_of(Constant(1.0), Constant(1.0), link=link), clock)
+    assert [star.answer(0, 1000), star.answer(0, 0), star.answer(0, 1000)] == [1.25, 1.25, 2.25]
+    assert star.answer(1, 1000) == 1.25
+    sent = [(0.0, 1000, "a contribution"), (0.0, 0, "a request")]
+    assert carried(star, clock, sent) == [(1.25, "a contribution"), (1.25, "a request")]
+
+
 def test_all_reduce_takes_the_time_of_a_ring() -> None:
     """2 (n-1) hops of 1/n of the bytes, over the slowest link."""
     link = Link(latency_s=0.01, bytes_per_s=1e6)
@@ -228,7 +256,7 @@ def test_cancelled_work_does_not_use_the_servers_link() -> None:
     run = VirtualRun(
         first_of(1),
         cluster,
-        timed_workers(cluster, first_of(1).every, 0),
+        timed_workers(cluster, first_of(1), 0),
         push_nbytes=400,
         limits={"seconds": 100.0},
     )
@@ -263,12 +291,10 @@ CHAOS = Cluster(
 )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
     def once(seed: int) -> bytes:
-        run, final = simulate(
-            STRATEGIES[name](), CHAOS, seed=seed, nbytes=2000, silence_s=1.5, limits={"seconds": 15.0}
-        )
+        run, final = simulate(ALL[name](), CHAOS, seed=seed, nbytes=2000, silence_s=1.5, limits={"seconds": 15.0})
         return msgspec.json.encode((final, run.incidents))
 
     assert once(1) == once(1)
@@ -301,20 +327,79 @@ def any_cluster(rng: random.Random) -> Cluster:
     return Cluster(tuple(groups), rng.choice([FREE, Link(0.0, 5e4)]), tuple(faults))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ALL)
 def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
     """Time counted ahead of the server's decision to end is removed."""
     for seed in range(25):
         rng = random.Random(seed)
         cluster, seconds, silence_s = any_cluster(rng), rng.choice([0.5, 1.0, 2.5]), rng.choice([0.5, 300.0])
         options: dict[str, Any] = {"seed": seed, "nbytes": rng.choice([0, 1000]), "silence_s": silence_s}
-        _, final = simulate(STRATEGIES[name](), cluster, limits={"seconds": seconds}, **options)
+        _, final = simulate(ALL[name](), cluster, limits={"seconds": seconds}, **options)
         for one in final.workers:
             assert min(one.compute_s, one.wait_s, one.exchange_s) >= 0.0
             assert one.there_s <= final.wall_s + 1e-9
             spans = sorted((span.start_s, span.end_s) for span in final.timeline if span.worker == one.worker)
             bounds = [time_s for span in spans for time_s in span]
             assert all(earlier <= later + 1e-9 for earlier, later in itertools.pairwise([0.0, *bounds, final.wall_s]))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_times_of_a_worker_add_up_to_its_time_there(name: str) -> None:
+    """Until the end, or its death."""
+    for seed in range(25):
+        rng = random.Random(seed)
+        cluster, seconds, nbytes = any_cluster(rng), rng.choice([0.5, 1.0, 2.5]), rng.choice([0, 1000])
+        gone = {one.worker: one.at_s for one in cluster.faults if isinstance(one, Crash | Leave)}
+        late = {one.worker for one in cluster.faults if isinstance(one, Restart | Join | Partition)}
+        _, final = simulate(ALL[name](), cluster, seed=seed, nbytes=nbytes, limits={"seconds": seconds})
+        for one in final.workers:
+            if one.worker not in late:
+                assert one.there_s == pytest.approx(min(final.wall_s, gone.get(one.worker, math.inf))), (seed, one)
+
+
+# A worker that goes on
+
+
+def test_a_worker_that_goes_on_loses_no_time() -> None:
+    """Its answer comes after 2 of 4 steps. Staleness counts from the version that the first step was computed on: in between are
+    two of the other's, and one of its own."""
+    cluster = cluster_of(Constant(1.0), Constant(1.0), link=Link(1.0))
+    _, final = simulate(async_local_sgd(4, overlap=True), cluster, limits={"seconds": 101.5})
+    assert [one.steps for one in final.workers] == [100, 100]
+    assert all(one.compute_s == final.wall_s for one in final.workers)
+    assert final.staleness.by_worker == {0: {0: 1, 2: 1, 3: 23}, 1: {1: 1, 3: 24}}
+
+
+def test_a_worker_that_goes_on_waits_when_it_is_due() -> None:
+    """A round trip of 10 s, a step of 1 s: 2 steps each 10 s."""
+    _, final = simulate(local_sgd(2, overlap=True), cluster_of(Constant(1.0), link=Link(5.0)), limits={"seconds": 92.0})
+    (only,) = final.workers
+    assert only.steps == 2 * 9
+    assert (only.compute_s, only.wait_s) == (20.0, 0.0)
+    assert only.exchange_s == pytest.approx(72.0)
+
+
+def test_a_worker_that_goes_on_is_held_by_a_straggler_only_when_it_is_due() -> None:
+    """A round takes 12 s. The fast one is due 3 s after it sent, twice in the first one."""
+    cluster = cluster_of(Constant(1.0), Constant(4.0))
+    _, final = simulate(local_sgd(3, overlap=True), cluster, limits={"seconds": 121.0})
+    fast, slow = final.workers
+    assert (slow.compute_s, slow.wait_s) == (121.0, 0.0)
+    assert fast.wait_s == pytest.approx(121.0 - fast.compute_s)
+    assert fast.compute_s == 3 + 10 * 3 + 1
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_timed_workers_take_their_answers_when_those_that_train_do(name: str) -> None:
+    steps = LogNormal(0.02, 0.3)
+    cluster = Cluster((Group(1, steps), Group(2, steps, Link(0.01)), Group(2, steps, Link(0.07))))
+    strategy = GOING_ON[name]()
+    run = ps.run(
+        loops.without_data, strategy, workers=5, seed=3, engine=ps.Simulated(cluster), until=ps.Until(seconds=4.0)
+    )
+    _, final = simulate(strategy, cluster, seed=3, limits={"seconds": 4.0})
+    assert run.summary.staleness == final.staleness
+    assert list(run.summary.workers) == [msgspec.structs.replace(one, samples=0) for one in final.workers]
 
 
 # What is folded is what was computed
@@ -519,7 +604,7 @@ def test_a_rejoining_worker_drops_its_earlier_work() -> None:
     cut_off = Partition(worker=2, at_s=0.1, until_s=1.5)
     cluster = Cluster((near, Group(1, Constant(0.08), Link(0.02))), faults=(cut_off,))
     strategy, told = first_of(2), Told()
-    workers = timed_workers(cluster, strategy.every, 0)
+    workers = timed_workers(cluster, strategy, 0)
     VirtualRun(strategy, cluster, workers, silence_s=0.5, limits={"seconds": 3.0}, recorder=told).run()
     spoke = [one.incarnation for one in told.events if not isinstance(one, Ticked) and one.worker == 2]
     assert 2 in spoke
@@ -555,7 +640,7 @@ def test_limits_and_evaluations_end_a_run() -> None:
             run.end("good enough")
 
     strategy = async_sgd()
-    participants = timed_workers(cluster, strategy.every, 0)
+    participants = timed_workers(cluster, strategy, 0)
     run = VirtualRun(strategy, cluster, participants)
     run.clock.repeat(0.0, 0.75, evaluate)
     run.run()

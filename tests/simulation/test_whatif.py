@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
 from plesio.observe.times import CalledOff, Measured, StepTimes, measured
 from plesio.protocol.launcher import Final
+from support import loops
 
 SLOW, FAST = (0.5, 0.4, 0.45, 0.41), (0.1, 0.45, 0.05, 0.1)
 
@@ -128,46 +130,121 @@ def test_time_to_fetch_data_is_part_of_the_next_step() -> None:
         assert found.workers[0].seconds == pytest.approx(expected)
 
 
-X, Y = torch.randn(1440, 64), torch.randint(0, 10, (1440,))
+def of_epochs(epochs: int, batches: int) -> Callable[[ps.Worker], None]:
+    x_all, y_all = torch.randn(16 * batches, 64), torch.randint(0, 10, (16 * batches,))
+
+    def train(worker: ps.Worker) -> None:
+        model = torch.nn.Linear(64, 10)
+        data = DataLoader(TensorDataset(x_all, y_all), batch_size=16)
+        model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), data)
+        for _ in range(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    return train
 
 
-def of_epochs(worker: ps.Worker) -> None:
-    model = torch.nn.Linear(64, 10)
-    data = DataLoader(TensorDataset(X, Y), batch_size=16)
-    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), data)
-    for _ in range(12):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-
+SHORT_EPOCHS, ONE_EPOCH = of_epochs(12, 90), of_epochs(1, 12 * 90)
 STEP, NEAR = LogNormal(0.02, 0.1), Link(0.0001, 1.25e9)
+SLOW_LINKS = Cluster((Group(6, STEP, NEAR), Group(2, STEP, Link(0.0001, 2e4))))
 
 
 @pytest.mark.parametrize(
-    "cluster",
+    ("cluster", "local"),
     [
-        pytest.param(Cluster((Group(7, STEP, NEAR), Group(1, STEP, Link(0.1, 1.25e8)))), id="one far worker"),
-        pytest.param(Cluster((Group(8, STEP),), Link(bytes_per_s=2e5)), id="slow server link", marks=pytest.mark.slow),
-        pytest.param(Cluster.preset("cross-region", 8, 0.02), id="cross-region", marks=pytest.mark.slow),
         pytest.param(
-            Cluster((Group(6, STEP, NEAR), Group(2, STEP, Link(0.0001, 2e4)))), id="slow links", marks=pytest.mark.slow
+            Cluster((Group(7, STEP, NEAR), Group(1, STEP, Link(0.1, 1.25e8)))), ps.local_sgd(16), id="one far worker"
         ),
+        pytest.param(
+            Cluster((Group(8, STEP),), Link(bytes_per_s=2e5)),
+            ps.local_sgd(16),
+            id="slow server link",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            Cluster.preset("cross-region", 8, 0.02), ps.local_sgd(16), id="cross-region", marks=pytest.mark.slow
+        ),
+        pytest.param(SLOW_LINKS, ps.local_sgd(16, overlap=False), id="slow links", marks=pytest.mark.slow),
     ],
 )
-def test_forecasts_are_within_a_fifth_of_a_simulation(cluster: Cluster) -> None:
+def test_forecasts_are_within_a_fifth_of_a_simulation(cluster: Cluster, local: ps.Strategy) -> None:
     strategies = [
         ps.sync_sgd(),
         ps.first_of(7),
         ps.bounded_staleness(4),
         ps.buffered(2),
         ps.async_sgd(),
-        ps.local_sgd(16),
+        local,
     ]
-    runs = [ps.run(of_epochs, one, workers=8, engine=ps.Simulated(cluster)).summary for one in strategies]
+    runs = [ps.run(SHORT_EPOCHS, one, workers=8, engine=ps.Simulated(cluster)).summary for one in strategies]
     for found, run in zip(what_if(measured(runs[0]), strategies), runs, strict=True):
         assert found.time_s == pytest.approx(run.wall_s, rel=0.2), run.strategy
+
+
+@pytest.mark.slow
+def test_forecasts_leave_out_requests_for_data_that_wait_behind_a_contribution() -> None:
+    """A message takes .13 s there and as long back, 16 steps .32 s. Who goes on asks for the data of each epoch over a busy link:
+    a short epoch is over in .24 s. In one long epoch it asks in time."""
+    strategy = ps.local_sgd(16, overlap=True)
+
+    def forecast_share(train: Callable[[ps.Worker], None]) -> float:
+        """How long the forecast is, as a share of the simulation."""
+        waiting, going_on = (
+            ps.run(train, one, workers=8, engine=ps.Simulated(SLOW_LINKS)).summary for one in (ps.sync_sgd(), strategy)
+        )
+        return what_if(measured(waiting), [strategy])[0].time_s / going_on.wall_s
+
+    assert forecast_share(ONE_EPOCH) == pytest.approx(1.0, abs=0.05)
+    assert forecast_share(SHORT_EPOCHS) < 0.8
+
+
+GOING_ON = [
+    ps.local_sgd(16, overlap=True),
+    ps.async_local_sgd(8, overlap=True),
+    ps.local_sgd(4),
+    ps.diloco(4, overlap=False),
+]
+
+
+def test_forecasts_of_workers_that_go_on_are_within_a_fifth_of_a_simulation() -> None:
+    """Three of eight are away. From a run in which everybody waits."""
+    cluster = Cluster((Group(5, STEP), Group(3, STEP, Link(0.06))))
+    steps, engine = ps.Until(steps=4_000), ps.Simulated(cluster)
+    waiting = ps.run(loops.without_data, ps.sync_sgd(), workers=8, engine=engine, until=ps.Until(steps=1_000)).summary
+    run = msgspec.structs.replace(measured(waiting), steps=4_000)
+    for found in what_if(run, GOING_ON):
+        strategy = next(one for one in GOING_ON if one.name == found.strategy)
+        real = ps.run(loops.without_data, strategy, workers=8, engine=engine, until=steps).summary
+        assert found.time_s == pytest.approx(real.wall_s, rel=0.05), strategy.name
+        assert found.staleness == pytest.approx(real.staleness.mean, rel=0.1), strategy.name
+
+
+def test_only_workers_on_another_host_go_on_by_default() -> None:
+    """Each step takes .1 s, and the server .1 s for each message of two workers. Where links are assumed all are away."""
+
+    def time_s(away: bool, **assumed: float) -> float:
+        workers = tuple(StepTimes(worker, (0.1,), away=away) for worker in range(2))
+        run = Measured(workers=workers, steps=800, service_s=0.1, nbytes=1000)
+        return what_if(run, [ps.local_sgd(4)], **assumed)[0].time_s  # type: ignore[arg-type]
+
+    assert time_s(away=False) == pytest.approx(100 * 0.7, rel=0.02)
+    assert time_s(away=True) == pytest.approx(100 * 0.4, rel=0.02)
+    assert time_s(away=False, bytes_per_s=1e9) == time_s(away=True)
+
+
+def test_a_run_whose_workers_went_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows no exchange, and its links would be taken for free."""
+    engine, until = ps.Simulated(Cluster((Group(2, STEP), Group(2, STEP, Link(0.04))))), ps.Until(seconds=5)
+    run = ps.run(loops.without_data, ps.local_sgd(8), workers=4, engine=engine, until=until, runs=tmp_path)
+    assert [one.went_on > 0 for one in run.summary.workers] == [False, False, True, True]
+    assert main(["whatif", str(run.folder)]) == 2
+    assert (
+        "worker 2 trained on while its answers travelled: measure a run in which they wait (overlap=False, ahead=0)"
+        in " ".join(capsys.readouterr().err.split())
+    )
+    assert advice(run.summary) is None
 
 
 def test_nothing_is_recommended_where_exchanges_are_not_explained(
@@ -227,14 +304,17 @@ def test_a_narrow_link_limits_throughput() -> None:
 
 def test_a_codec_takes_fewer_bytes_over_a_narrow_link() -> None:
     run = a_run((0.01,), steps=2_000, nbytes=1_000_000)
-    plain, packed = what_if(run, [ps.local_sgd(10), ps.local_sgd(10, codec="int8")], bytes_per_s=1e7)
+    asked = [ps.local_sgd(10, codec=codec, overlap=overlap) for overlap in (False, True) for codec in (None, "int8")]
+    plain, packed, late, packed_late = what_if(run, asked, bytes_per_s=1e7)
     assert plain.steps_per_s == pytest.approx(10 / (0.1 + 0.2), rel=0.05)
     assert packed.steps_per_s == pytest.approx(10 / (0.1 + 0.2 * 0.254), rel=0.05)
+    assert late.steps_per_s == pytest.approx(10 / 0.2, rel=0.05)  # it waits for each answer before it sends again
+    assert packed_late.steps_per_s == pytest.approx(10 / 0.1, rel=0.05)
 
 
 def test_without_the_codec_of_the_measured_run_links_carry_whole_models() -> None:
     run = msgspec.structs.replace(a_run((0.01,), steps=2_000, nbytes=130_000), plain_nbytes=1_000_000)
-    (found,) = what_if(run, [ps.local_sgd(10)], bytes_per_s=1e7)
+    (found,) = what_if(run, [ps.local_sgd(10, overlap=False)], bytes_per_s=1e7)
     assert found.steps_per_s == pytest.approx(10 / (0.1 + 0.2), rel=0.05)
 
 
@@ -336,19 +416,10 @@ def test_cancelled_steps_are_unknown_for_local_steps() -> None:
     assert [one.called_off for one in measured(several).workers] == [(), ()]
 
 
-def endless(worker: ps.Worker) -> None:
-    model = torch.nn.Linear(4, 1)
-    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    while True:
-        optimizer.zero_grad()
-        model(torch.ones(8, 4)).square().mean().backward()
-        optimizer.step()
-
-
 def simulated(strategy: ps.Strategy, runs: Path | None = None) -> ps.Run:
     """Where a step in twenty takes much longer than the others, and `first_of` calls just those off."""
     where = ps.Simulated("heavy-tail")
-    return ps.run(endless, strategy, workers=8, engine=where, until=ps.Until(seconds=20), runs=runs)
+    return ps.run(loops.without_data, strategy, workers=8, engine=where, until=ps.Until(seconds=20), runs=runs)
 
 
 def test_cancelled_steps_are_in_the_prediction() -> None:

@@ -19,6 +19,8 @@ from plesio.core.events import (
     LeaseWanted,
     Left,
     Pushed,
+    RowsWanted,
+    Serve,
     Ticked,
 )
 from plesio.core.leases import Batch, DataLeases
@@ -36,6 +38,7 @@ class Process:
         self.number = 0
         self.waits = True
         self.asks = False
+        self.wants = {False: False, True: False}  # rows of tables, ahead or not
         self.held: deque[Batch] = deque()
         self.inbox: deque[Effect] = deque()
         self.outbox: deque[tuple[Event, list[Batch]]] = deque()
@@ -61,7 +64,9 @@ class Process:
         if not self.waits:
             batches = self.use(dial % 3)
             finite, samples = dial % 8 != 7, dial * 3
-            event = Pushed(self.worker, self.incarnation, self.number, dial + 1, samples, len(batches), finite)
+            event = Pushed(
+                self.worker, self.incarnation, self.number, dial + 1, samples, len(batches), finite, rows=dial % 2 == 1
+            )
             self.outbox.append((event, batches))
             self.waits = True
 
@@ -86,6 +91,8 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, (Grant, Cancel, Leased)):
                 self.live[effect.worker].inbox.append(effect)
+            elif isinstance(effect, Serve):
+                self.live[effect.worker].wants[effect.ahead] = False
             elif isinstance(effect, Evict):
                 self.ghosts.append(self.live.pop(effect.worker))
 
@@ -142,6 +149,14 @@ class Cluster:
         event = LeaseWanted(worker, process.incarnation, epoch, EPOCH_BATCHES, 1 + dial % 3, len(rest))
         process.outbox.append((event, rest))
 
+    def rows(self, worker: int, dial: int) -> None:
+        """It wants rows of tables, one request of each kind at a time: for what it computes, for the next, or only to read."""
+        process, ahead = self.live.get(worker), dial % 4 == 1
+        if process is not None and not process.wants[ahead]:
+            process.wants[ahead] = True
+            number = process.number + ahead if dial % 4 else 0
+            process.outbox.append((RowsWanted(worker, process.incarnation, number, ahead), []))
+
     def repeat(self, worker: int, dial: int) -> None:
         """A delivered push arrives again."""
         pushes = [event for event, _ in self.delivered if isinstance(event, Pushed)]
@@ -190,6 +205,7 @@ class Cluster:
         for worker in set(range(self.workers)) - set(self.live):
             self.deliver_event(Left(worker, self.incarnations[worker] + 1, died=True))
         last = max((epoch for epoch, _ in self.referee.books.place), default=0)
-        for worker, process in self.live.items():
-            self.deliver_event(LeaseWanted(worker, process.incarnation, last, EPOCH_BATCHES, 10**6))
+        for _ in range(EPOCH_BATCHES):  # one lease has an equal share of what is open to all
+            for worker, process in self.live.items():
+                self.deliver_event(LeaseWanted(worker, process.incarnation, last, EPOCH_BATCHES, 10**6))
         assert self.referee.books.tally["available"] == 0

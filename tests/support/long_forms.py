@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,3 +18,17 @@ def but_slow(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     named = [(getattr(one, "name", one), one) for one in every]
     assert {*quick} <= {name for name, _ in named}, f"no such parameter: { ({*quick} - {name for name, _ in named}) }"
     return [one if name in quick else pytest.param(one, marks=pytest.mark.slow) for name, one in named]
+
+
+def in_turn(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Each pair; all are marked slow but those that take both lists in step, the shorter one again and again. So each value
+    is in a quick one.
+
+    >>> [one.values for one in in_turn("ab", "xyz") if not one.marks]
+    [('a', 'x'), ('a', 'z'), ('b', 'y')]
+    """
+    quick = {(turn % len(first), turn % len(second)) for turn in range(max(len(first), len(second)))}
+    return [
+        pytest.param(one, other, marks=() if (i, j) in quick else pytest.mark.slow)
+        for (i, one), (j, other) in product(enumerate(first), enumerate(second))
+    ]

@@ -219,6 +219,16 @@ def endless(worker: Any, pause_s: float = 0.005) -> None:
                 worker.log(loss=loss)
 
 
+def without_data(worker: Any) -> None:
+    """Train on the same numbers, and never end."""
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
 def raising(worker: Any, who: int, after: int, kind: str = "") -> None:
     """As `endless` with 30 steps, but worker `who` raises after `after` steps (or before prepare, if negative). Its class is a
     ValueError, or one called `kind`."""

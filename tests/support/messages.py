@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from plesio.protocol.coding import encode
 from plesio.protocol.worker import Count, Riding, Seconds
+from plesio.tables.spec import DIM_MAX, RowAdagrad, RowAdam, RowSGD, TableSpec
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
 ATOMS: dict[object, st.SearchStrategy[Any]] = {
@@ -25,6 +26,17 @@ ATOMS: dict[object, st.SearchStrategy[Any]] = {
     type(None): st.none(),
     Any: PLAIN | st.lists(PLAIN, max_size=3) | st.dictionaries(st.text(max_size=9), PLAIN, max_size=3),
 }
+ABOVE_0 = st.floats(0.0, 1e9, exclude_min=True)
+BETA = st.floats(0.0, 1.0, exclude_max=True)
+ATOMS |= {
+    RowSGD: st.builds(RowSGD, ABOVE_0),
+    RowAdagrad: st.builds(RowAdagrad, ABOVE_0, ABOVE_0, st.floats(0.0, 1e9)),
+    RowAdam: st.builds(RowAdam, ABOVE_0, st.tuples(BETA, BETA), ABOVE_0),
+}
+RULES = st.one_of(ATOMS[RowSGD], ATOMS[RowAdagrad], ATOMS[RowAdam])
+ATOMS[TableSpec] = st.builds(
+    TableSpec, ATOMS[str], st.integers(1, DIM_MAX), RULES, st.floats(0.0, 1e9), st.integers(-(2**63), 2**63 - 1)
+)
 
 
 def messages(kind: Any) -> st.SearchStrategy[Any]:

@@ -24,6 +24,11 @@ def descendants(root: int | None = None) -> set[int]:
     return found
 
 
+def called(name: str) -> list[int]:
+    """Live descendants of this process by their name in the process table."""
+    return sorted(pid for pid in descendants() if Path(f"/proc/{pid}/comm").read_text().strip().endswith(name))
+
+
 def alive(pid: int) -> bool:
     fields = _stat(pid)
     return fields is not None and fields[0] != "Z"

@@ -20,6 +20,7 @@ from plesio.core.events import (
     Event,
     Evict,
     Fold,
+    FoldRows,
     Grant,
     Hold,
     Joined,
@@ -27,6 +28,8 @@ from plesio.core.events import (
     LeaseWanted,
     Left,
     Pushed,
+    RowsWanted,
+    Serve,
     Show,
     Ticked,
     Verdict,
@@ -70,6 +73,7 @@ class Chair:
     arrived: int = 0
     told: bool = False
     samples: int = 0
+    rows_wanted: int = 0
 
 
 @dataclass
@@ -126,6 +130,7 @@ class Referee:
         self.seated_this_round: set[tuple[int, int]] = set()
         self.seen: Counter[str] = Counter()
         self.after_fold = isinstance(strategy.release, AfterFold)
+        self.rows_with_fold = self.after_fold and not strategy.rows.at_once
         self.holds = isinstance(strategy.gather, Buffer) and strategy.gather.k > 1 and not self.after_fold
         self.stalest = strategy.admit.within if isinstance(strategy.admit, Fresh) else math.inf
         self.lead = strategy.release.clocks if isinstance(strategy.release, Within) else math.inf
@@ -156,7 +161,7 @@ class Referee:
 
     # What came
 
-    def seated(self, event: Joined | Left | Pushed | Abandoned | LeaseWanted) -> Chair | None:
+    def seated(self, event: Joined | Left | Pushed | Abandoned | LeaseWanted | RowsWanted) -> Chair | None:
         chair = self.chairs.get(event.worker)
         return chair if chair and chair.incarnation == event.incarnation else None
 
@@ -184,7 +189,7 @@ class Referee:
             chair.heard_s = self.now_s
             self.release_lease(event.worker, batches, "available")
             again = self.knows(chair)
-        assert [type(one) for one in self.effects] == [Discard, Cancel] * again
+        assert [type(one) for one in self.effects if not isinstance(one, Serve)] == [Discard, Cancel] * again
 
     def knows(self, chair: Chair) -> bool:
         """The worker heard its cancellation; returns whether it is behind again."""
@@ -199,6 +204,16 @@ class Referee:
             chair.heard_s = self.now_s
             self.release_lease(event.worker, batches, "available")
             self.books.open(event.epoch)
+
+    def hear_rowswanted(self, event: RowsWanted, batches: list[Batch]) -> None:
+        """A member is served once, at once: from what was folded before; others never. What it wants for the contribution after
+        one whose rows step with the fold comes when that is decided."""
+        chair = self.seated(event)
+        later = chair and event.ahead and self.rows_with_fold and event.number == chair.number + 1
+        assert self.effects == ([Serve(event.worker, event.number, event.ahead)] if chair and not later else [])
+        if chair:
+            chair.heard_s = self.now_s
+            chair.rows_wanted = event.number if later else chair.rows_wanted
 
     def hear_ticked(self, event: Ticked, batches: list[Batch]) -> None:
         since_s = max(self.finished_s.values(), default=self.now_s)
@@ -216,7 +231,7 @@ class Referee:
                 self.release_lease(event.worker, batches, "available")
                 again = self.knows(chair)
             assert self.effects[0] == Discard(*key, verdict, 0)
-            assert [type(one) for one in self.effects[1:]] == [Discard, Cancel] * again
+            assert [type(one) for one in self.effects[1:] if not isinstance(one, Serve)] == [Discard, Cancel] * again
             return
         assert key not in self.known
         assert not chair.told, "it did not hear of a number it skips"
@@ -243,6 +258,9 @@ class Referee:
         expected = Discard(*key, came.fate, came.staleness, event.samples)
         assert told == ([] if came.fate is Verdict.TAKEN else [expected])
         assert sum(isinstance(one, Hold) for one in self.effects) == (self.holds and came.fate is Verdict.TAKEN)
+        steps = event.rows and self.strategy.rows.at_once and came.fate is Verdict.TAKEN
+        rows = [one for one in self.effects if isinstance(one, FoldRows)]
+        assert rows == [FoldRows(event.worker, event.number)] * steps, "rows step once, if the contribution counts"
 
     def release_lease(self, worker: int, batches: list[Batch], place: str) -> None:
         for batch in batches:
@@ -266,6 +284,20 @@ class Referee:
         assert isinstance(event, Pushed)
         assert (effect.worker, effect.number) == (event.worker, event.number)
         self.weight_held[event.worker, event.incarnation, event.number] = effect.weight
+
+    def see_serve(self, effect: Serve) -> None:
+        if isinstance(self.event, RowsWanted):
+            return
+        chair = self.chairs[effect.worker]
+        assert effect == Serve(effect.worker, chair.rows_wanted, ahead=True), "it was served, or did not ask"
+        before = (effect.worker, chair.incarnation, effect.number - 1)
+        came = self.known.get(before)
+        assert before in self.cancelled or (came and (came.folded or came.fate is not Verdict.TAKEN)), "before the fold"
+        chair.rows_wanted = 0
+        self.seen["served late"] += 1
+
+    def see_foldrows(self, effect: FoldRows) -> None:
+        assert isinstance(self.event, Pushed)
 
     def see_fold(self, fold: Fold) -> None:
         assert self.all_came(), "folded before its time"
@@ -390,6 +422,7 @@ class Referee:
         assert not chairs or not all(chair.waits for chair in chairs), "everybody waits"
         assert chairs or not self.pending, "a fold nobody can complete"
         for worker, chair in self.chairs.items():
+            assert chair.rows_wanted in (0, chair.number + 1), "rows are overdue"
             if chair.waits and self.after_fold:
                 came = self.known[worker, chair.incarnation, chair.number]
                 assert any(came is one for one in self.pending), "held after its fold"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from plesio.launch.start import start
 from plesio.transport import secure
 
 TOKEN = "a token of the tests, long enough"
+END_S = 20.0
 
 
 class Head:
@@ -51,6 +53,18 @@ class Head:
         **options: Any,
     ) -> int:
         """A process that becomes a worker; `enter` is done first."""
+
+        def work() -> None:
+            with ps.join(**{"address": self.address, "token": TOKEN, **options}) as worker:
+                train(worker)
+
+        return self._fork(work, after_s, enter)
+
+    def fork_server(self, enter: Callable[[], None] = lambda: None, **options: Any) -> int:
+        """A process that becomes a table server; `enter` is done first."""
+        return self._fork(lambda: ps.join_server(**{"address": self.address, "token": TOKEN, **options}), 0.0, enter)
+
+    def _fork(self, body: Callable[[], None], after_s: float = 0.0, enter: Callable[[], None] = lambda: None) -> int:
         pid = os.fork()
         if pid:
             self.pids.append(pid)
@@ -62,10 +76,10 @@ class Head:
                 one.close()
             time.sleep(after_s)
             enter()
+            faulthandler.register(signal.SIGUSR1, self._warned)
             warnings.simplefilter("default")
             warnings.showwarning = lambda message, *_: print(message, file=self._warned, flush=True)
-            with ps.join(**{"address": self.address, "token": TOKEN, **options}) as worker:
-                train(worker)
+            body()
             code = 0
         except BaseException:
             traceback.print_exc(file=self._warned)
@@ -74,9 +88,9 @@ class Head:
             sys.stderr.flush()
             os._exit(code)
 
-    def run(self, strategy: Any, workers: int, evaluate: Any = None, **options: Any) -> ps.Run:
+    def run(self, strategy: Any, workers: int, evaluate: Any = None, watch: Any = None, **options: Any) -> ps.Run:
         """The run that they join, in this process."""
-        return start(RunConfig(strategy=strategy, workers=workers, **options), None, evaluate, door=self._door)
+        return start(RunConfig(strategy=strategy, workers=workers, **options), None, evaluate, watch, door=self._door)
 
     def server_pid(self) -> int:
         """The server process of the run that is under way."""
@@ -88,14 +102,22 @@ class Head:
         self._door = Door.open(self._door.listening)
 
     def end(self) -> list[int]:
-        """The exit codes of all workers, or what killed them; those that do not end in time are killed."""
+        """The exit codes of all workers, or what killed them. Those that do not end in time say where they are, and are
+        killed."""
         codes = []
         for pid in self.pids:
-            late = threading.Timer(20.0, os.kill, (pid, signal.SIGKILL))
-            late.start()
+            late = [
+                threading.Timer(END_S - early_s, os.kill, (pid, one))
+                for early_s, one in ((1.0, signal.SIGUSR1), (0.0, signal.SIGKILL))
+            ]
+            for timer in late:
+                timer.start()
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-            late.cancel()
+            for timer in late:
+                timer.cancel()
         self.pids.clear()
+        if -signal.SIGKILL in codes:
+            print(self.warnings(), file=sys.stderr)
         return codes
 
 
@@ -106,10 +128,13 @@ def head(
     certs: Path | None = None,
     host: str = "127.0.0.1",
     insecure: bool = False,
+    servers_join: int = 0,
 ) -> Iterator[Head]:
     """Where workers can join a run that is still to start: `Head.run` does that."""
     credentials = secure.credentials(certs, insecure, host)
-    listening = Listening(host=host, port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s)
+    listening = Listening(
+        host=host, port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s, servers_join=servers_join
+    )
     one = Head(Door.open(listening), far)
     try:
         yield one

@@ -52,7 +52,7 @@ def chancy(
 ) -> None:
     """Dropout, augmentation, a learning-rate schedule, gradients over two batches now and then, and random pauses.
 
-    `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its tenth step, unless that file is there. `ends`:
+    `poison`: that worker's step with a NaN. `dies`: worker 1 kills itself in its fifth step, unless that file is there. `ends`:
     worker 0 kills the server in its tenth step or later, once there is a checkpoint in that folder; the first time only.
     `stops`: that worker asks for the end of the run in that step, or in the next one if that was called off before.
     """
@@ -92,7 +92,7 @@ def chancy(
             if ends is not None and begun and any(ends.rglob("version-*/manifest.json")):
                 (ends / "ended").touch()
                 os.kill(worker.server_pid, signal.SIGKILL)
-            if dies is not None and worker.rank == 1 and step == 10 and not dies.exists():
+            if dies is not None and worker.rank == 1 and step == 5 and not dies.exists():
                 dies.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 

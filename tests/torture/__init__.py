@@ -11,6 +11,7 @@ messages, which is worse than what pipes and TCP do; `sessions/` makes requests 
 | world.py   | one run: faults strike (safety), then the network heals and all must get on (liveness)     |
 | chaos.py   | the faults that strike at a moment                                                         |
 | agenda.py  | simulated time: what happens when                                                          |
+| tables/    | rows of tables at several servers, each late by a time of its own                          |
 | network.py | links that lose, repeat, delay, reorder, and are cut                                       |
 | disk.py    | forgets what was not synced                                                                |
 | server.py  | the server around the core; crashes between any two effects                                |
@@ -29,7 +30,8 @@ True
 from __future__ import annotations
 
 from torture.bugs import BUGS, planted
-from torture.plan import FAULTS, Plan, draw
+from torture.bugs.rows import ROW_BUGS
+from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_rows
 from torture.shrink import excerpt, shrink
 from torture.world import Outcome, simulate
 
@@ -40,6 +42,7 @@ def run_seed(
     *,
     workers: int | None = None,
     contributions: int | None = None,
+    tables: bool = False,
     story: bool = False,
 ) -> Outcome:
     """Run what `seed` stands for; the same seed and sizes give the same run, event for event.
@@ -47,6 +50,7 @@ def run_seed(
     Args:
         bug: the name of a bug to plant (`BUGS`), to see it found.
         workers, contributions: the size; drawn where not given. `contributions` is a worker's.
+        tables: whether the model has one, whose rows are at one to three servers.
         story: whether the outcome is to tell what happened, a line an event.
 
     Raises:
@@ -55,7 +59,20 @@ def run_seed(
     >>> run_seed(0, "a restart is not told").failure
     'a restart is told: worker ... was not'
     """
-    return simulate(draw(seed, workers, contributions), planted(bug), story=story)
+    plan = (draw_with_rows if tables else draw)(seed, workers, contributions)
+    return simulate(plan, planted(bug), story=story)
 
 
-__all__ = ["BUGS", "FAULTS", "Outcome", "Plan", "draw", "excerpt", "run_seed", "shrink"]
+__all__ = [
+    "BUGS",
+    "FAULTS",
+    "ROW_BUGS",
+    "ROW_FAULTS",
+    "Outcome",
+    "Plan",
+    "draw",
+    "draw_with_rows",
+    "excerpt",
+    "run_seed",
+    "shrink",
+]

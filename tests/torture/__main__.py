@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plesio.cli.live import terminal
-from torture import Outcome, draw, excerpt, shrink
+from torture import Outcome, draw, draw_with_rows, excerpt, shrink
 from torture.bugs import planted
 from torture.world import simulate
 
@@ -29,6 +29,9 @@ FirstSeed = Annotated[int, typer.Option(help="The first seed.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Workers of each; drawn from 1 to 6 if not given.")]
 Contributions = Annotated[
     int | None, typer.Option(min=1, help="Contributions of each worker; drawn from 5 to 40 if not given.")
+]
+Tables = Annotated[
+    bool, typer.Option("--tables", help="The model has a table, whose rows are at one to three servers.")
 ]
 Bug = Annotated[str | None, typer.Option(metavar="NAME", help="Plant a bug, to see it found.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -61,6 +64,7 @@ def torture(
     workers: Workers = None,
     contributions: Contributions = None,
     bug: Bug = None,
+    tables: Tables = False,
     as_json: AsJson = False,
 ) -> int:
     """Run the core under lossy networks, crashes and torn disks, all simulated, and check every promise.
@@ -75,11 +79,12 @@ def torture(
         line = progress.add_task("", total=seeds, words="")
         drawn_s = started_s
         for seed in range(first_seed, first_seed + seeds):
-            outcome = simulate(draw(seed, workers, contributions), parts)
+            plan = (draw_with_rows if tables else draw)(seed, workers, contributions)
+            outcome = simulate(plan, parts)
             sweep.add(outcome)
             sweep.wall_s = time.perf_counter() - started_s
             if outcome.failure is not None and not as_json:
-                again = _again(seed, workers, contributions, bug)
+                again = _again(seed, workers, contributions, bug, tables)
                 _tell(progress.console, outcome, shrink(outcome.plan, parts), again)
             if len(sweep.failures) == FAILURES_SHOWN:
                 break
@@ -104,10 +109,11 @@ def _words(sweep: Sweep) -> str:
     return f"{sweep.seeds / max(sweep.wall_s, 1e-9):,.0f}/s  {sweep.contributions:,} contributions{failed}"
 
 
-def _again(seed: int, workers: int | None, contributions: int | None, bug: str | None) -> str:
+def _again(seed: int, workers: int | None, contributions: int | None, bug: str | None, tables: bool) -> str:
     """The command that runs this seed alone."""
     options = {"--first-seed": seed, "--seeds": 1, "--workers": workers, "--contributions": contributions, "--bug": bug}
     given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    given += ["--tables"] if tables else []
     return f"PYTHONPATH=tests {shlex.join(['python', '-m', 'torture', *given])}"
 
 

@@ -27,6 +27,7 @@ def schedule(world: World) -> None:
         "hangs": _hang,
         "departures": _depart,
         "clock jumps": _jump,
+        "table server crashes": _crash_table_server,
     }
     for fault, strike in strikes.items():
         if fault in plan.faults:
@@ -123,3 +124,9 @@ def _jump(world: World, _: object) -> None:
 def _crash_server(world: World, _: object) -> None:
     """Let the server crash a few boundaries from now."""
     world.server.crashes_at = world.server.boundaries + world.rng.randint(1, BOUNDARIES)
+
+
+def _crash_table_server(world: World, _: object) -> None:
+    """Let one that holds rows die, and the server with it."""
+    if not world.server.down:
+        world.server.lose_one()

@@ -43,6 +43,8 @@ class Image(msgspec.Struct, frozen=True):
     model: ModelState
     sequencer: SequencerState
     service: ServiceState
+    rows: tuple[str, int] = ("", 0)
+    """Of tables: the folder with their rows, and the clock."""
 
 
 class Model:

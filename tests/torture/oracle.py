@@ -23,6 +23,7 @@ from plesio.core.events import (
     LeaseWanted,
     Left,
     Pushed,
+    RowsWanted,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
@@ -123,7 +124,7 @@ class Oracle:
 
     def event(self, event: Event, payload: int, effects: Sequence[Effect]) -> None:
         """The sequencer was told an event and wants these effects carried out."""
-        if isinstance(event, (Pushed, LeaseWanted, Abandoned)):
+        if isinstance(event, (Pushed, LeaseWanted, Abandoned, RowsWanted)):
             seat = self._seats.get(event.worker)
             if seat is None or seat.incarnation != event.incarnation:
                 self._broken(f"only members are listened to: {event}")

@@ -7,11 +7,15 @@ sent twice, partitions in both or one direction, crashes of anybody at any point
 
 from __future__ import annotations
 
+import inspect
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from conformance.table import makers
+from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy, recipes
+from plesio.worker.row_exchange import check_strategy
 from torture.sessions.envelopes import Level
 
 FAULTS = (
@@ -29,6 +33,9 @@ FAULTS = (
     "clock jumps",
     "not finite",
 )
+ROW_FAULTS = ("table servers lag", "table server crashes")
+"""Those of runs with tables."""
+MOST_SERVERS = 3
 STEP_S = 0.01
 """How long a step of an ordinary worker takes."""
 RETRY_S = 0.05
@@ -37,6 +44,8 @@ SILENCE_S = 0.5
 """The lease of a worker: silent for longer, it has left."""
 PATIENCE_S = 2.0
 """How long a worker that others wait for may take over a contribution."""
+LATE = {"overlap": True, "ahead": 1}
+"""Settings with which a worker goes on while its answer travels."""
 LIVENESS_LEASES = 10
 """Within so many of the leases above everybody must get on once the faults are over."""
 
@@ -67,11 +76,14 @@ class Plan:
     epoch_batches: int
     strikes: int
     """How often each of the faults that strike at a moment does."""
+    servers: int = 0
+    """How many hold the rows of tables, to begin with; 0: there are no tables."""
 
     def __str__(self) -> str:
-        faults = ", ".join(one for one in FAULTS if one in self.faults) or "no faults"
+        faults = ", ".join(one for one in (*FAULTS, *ROW_FAULTS) if one in self.faults) or "no faults"
         size = f"{self.workers} workers x {self.contributions} contributions"
-        return f"{size}, {self.strategy.name}, answers when {self.level.name.lower()}; {faults}"
+        tables = f"rows at {self.servers} servers, " if self.servers else ""
+        return f"{size}, {self.strategy.name}, {tables}answers when {self.level.name.lower()}; {faults}"
 
 
 def draw(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
@@ -100,9 +112,42 @@ def draw(seed: int, workers: int | None = None, contributions: int | None = None
     )
 
 
-def _strategy(rng: random.Random, workers: int) -> Strategy:
-    """A recipe of those a server folds for, with a setting that bites at this size."""
-    recipe = rng.choice([name for name, make in makers(clients=True).items() if make().via.at_server])
+def draw_with_rows(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
+    """The plan of `seed` for a model with a table, whose rows are at some servers.
+
+    >>> plan = draw_with_rows(7)
+    >>> plan == draw_with_rows(7), 1 <= plan.servers <= MOST_SERVERS
+    (True, True)
+    """
+    plan, rng = draw(seed, workers, contributions), random.Random(f"rows {seed}")
+    faults = plan.faults | {one for one in ROW_FAULTS if rng.random() < 0.6}
+    return replace(
+        plan,
+        strategy=_strategy(rng, plan.workers, rows=True),
+        level=rng.choice((Level.RECEIVED, Level.APPLIED)),
+        faults=faults,
+        servers=rng.randint(1, MOST_SERVERS),
+    )
+
+
+@cache
+def _recipes(rows: bool) -> tuple[str, ...]:
+    """Those that a server folds for. `rows`: and that step rows of tables."""
+    made = {name: make() for name, make in makers(clients=True).items()}
+    return tuple(name for name, one in made.items() if one.via.at_server and (not rows or _takes_rows(one)))
+
+
+def _takes_rows(strategy: Strategy) -> bool:
+    try:
+        check_strategy(strategy, {})
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _strategy(rng: random.Random, workers: int, rows: bool = False) -> Strategy:
+    """A recipe of those a server folds for, with a setting that bites at this size. `rows`: of those that step rows of tables."""
+    recipe = rng.choice(_recipes(rows))
     few = rng.randint(1, max(1, min(workers, 4)))
     settings = {
         "first_of": {"m": few, "cancel_late": rng.random() < 0.7},
@@ -112,4 +157,10 @@ def _strategy(rng: random.Random, workers: int) -> Strategy:
         "ringmaster": {"r": few},
         "quorum": {"k": few, "grace_s": rng.choice((None, STEP_S / 2, 3 * STEP_S))},
     }
-    return recipes.recipe(recipe, **settings.get(recipe, {}))
+    chosen = settings.get(recipe, {})
+    known = inspect.signature(recipes.RECIPES[recipe]).parameters
+    if rng.random() < 0.5:
+        chosen |= {name: value for name, value in LATE.items() if name in known}
+    if rows and "rows" in known:
+        chosen |= {"rows": rng.choice(("with", "each"))}
+    return recipes.recipe(recipe, **chosen)

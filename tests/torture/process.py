@@ -36,7 +36,10 @@ class Clock:
 
 
 class Process:
-    """Leases batches, computes a contribution of each, sends it, and goes on as it is told."""
+    """Leases batches, computes a contribution of each, sends it, and goes on as it is told.
+
+    Under a strategy whose answers are taken late it computes the next one while the answer travels, and sends it then.
+    """
 
     def __init__(self, world: World, worker: int, launch: int, clock: Clock, step_s: float) -> None:
         self.world = world
@@ -60,6 +63,9 @@ class Process:
         self._held: deque[Batch] = deque()
         self._computing = 0  # counts up with every step begun, and when one is dropped
         self._busy = False
+        self._late = world.plan.strategy.adopt.late
+        self._began = 0, False  # from which version, and whether an answer was on its way
+        self._done = False  # it is computed, and waits for that
         self._payload = NO_PAYLOAD
         self._epoch = 0  # of the data
         self._timer_s = 0.0
@@ -89,24 +95,41 @@ class Process:
         if not self._held:
             self._say(self.session.ask(self._epoch, self._epoch_batches, LEASE_BATCHES, 0, self.now_s()))
             return
+        self._begin()
+
+    def _begin(self) -> None:
         self._computing += 1
         self._busy = True
+        self._began = self.session.version, self.session.phase is Phase.WAITING
         agenda = self._agenda
         agenda.at(agenda.now_s + self.step_s * (0.5 + self._random()), self._computed, self._computing)
 
     def _computed(self, computing: int, _: object) -> None:
         if computing != self._computing or not self.alive or self.hangs:
             return
-        session = self.session
         self._busy = False
+        if self.session.phase is Phase.WAITING:
+            self._done = True
+        else:
+            self._push()
+
+    def _push(self) -> None:
+        session = self.session
+        self._done = False
         epoch, batch = self._held.popleft()
         finite = not self._not_finite or self._random() >= self._not_finite
         place = epoch * self._epoch_batches + batch
         self._payload = len(self._made)
-        self._made.append(
-            Contribution(self.worker, session.incarnation, session.number, session.version, place, finite)
-        )
-        self._say(session.push(1, 1, 1, finite, self.now_s()))
+        began, in_flight = self._began
+        self._made.append(Contribution(self.worker, session.incarnation, session.number, began, place, finite))
+        rows = self._hand_in(self._payload, finite)
+        self._say(session.push(1, 1, 1, finite, self.now_s(), int(in_flight), rows))
+        if self._late and self._held and not self.departs:
+            self._begin()
+
+    def _hand_in(self, payload: int, finite: bool) -> bool:
+        """Write what travels beside a contribution; whether it moves rows of tables."""
+        return False
 
     def _say(self, letter: FromWorker) -> None:
         self._send(letter, self._payload)
@@ -164,6 +187,10 @@ class Process:
             self._epoch += not news.batches
         if self.hangs or self.session.phase is Phase.WAITING:  # called off while it asks for data: nothing to drop
             return
+        if self._late and (self._busy or self._done):
+            if self._done:
+                self._push()
+            return
         if kind is Cancel and self._busy:
             self._call_off()
         self._next()
@@ -185,7 +212,7 @@ class Process:
     def _drop(self) -> None:
         """What it computes and holds is the server's to give to others."""
         self._computing += 1
-        self._busy = False
+        self._busy = self._done = False
         self._held.clear()
         self._payload = NO_PAYLOAD
         self._epoch = 0

@@ -29,7 +29,7 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
-from plesio.protocol.worker import Contribution, LeaseReply
+from plesio.protocol.worker import Aside, Contribution, LeaseReply, RowsServed
 from plesio.server.interfaces import Replies
 from plesio.server.program import Program
 from plesio.transport.doorbell import Located
@@ -153,6 +153,10 @@ class Server(Memory, Replies):
         except Crash:
             self._crash()
 
+    def waits_for_nobody(self) -> bool:
+        """Whether workers wait for what no rule brings."""
+        return False
+
     # What is to be done
 
     def _tell(self, events: Iterable[Event], payload: int) -> None:
@@ -166,7 +170,14 @@ class Server(Memory, Replies):
         program = self.program
         if isinstance(event, Pushed):
             self._slots[event.worker, event.incarnation] = self._payload
-            made = Contribution(event.number, event.steps, event.samples, event.batches, event.finite)
+            made = Contribution(
+                event.number,
+                event.steps,
+                event.samples,
+                event.batches,
+                event.finite,
+                aside=Aside(event.adopted_at, rows=event.rows),
+            )
             program.pushed(event.worker, event.incarnation, made, now_s)
         elif isinstance(event, Joined):
             program.joined(event.worker, event.incarnation, now_s)
@@ -224,8 +235,9 @@ class Server(Memory, Replies):
         self.service.called_off(cancel)
         return self.now_s()
 
-    def leased(self, worker: int, reply: LeaseReply) -> None:
+    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
         """Data for a worker."""
+        assert isinstance(reply, LeaseReply), "there are no tables"
         self.service.leased(Leased(worker, reply.batches, reply.epoch))
 
     def refused(self, worker: int, why: str) -> None:
@@ -258,12 +270,15 @@ class Server(Memory, Replies):
         if self.down:
             return
         number, state = self.service.begin_checkpoint()
-        image = Image(self.model.state(), self.sequencer.state(), state)
+        image = self._image(state)
         content = msgspec.msgpack.encode(image)
         self.oracle.checkpoint_begun(content, image)
         if self.world.story is not None:
             self.world.tell(f"server begins a checkpoint of version {image.model.version}")
         self._write(0, (content, number, state))
+
+    def _image(self, state: ServiceState) -> Image:
+        return Image(self.model.state(), self.sequencer.state(), state)
 
     def _write(self, step: int, checkpoint: tuple[bytes, int, ServiceState]) -> None:
         """One step of writing it; the next one comes a while later."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plesio.errors import StrategyError
-from torture.plan import FAULTS, Plan
+from torture.plan import FAULTS, ROW_FAULTS, Plan
 from torture.sessions.envelopes import Level
 from torture.world import Outcome, Parts, simulate
 
@@ -37,7 +37,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _changes(plan: Plan) -> Iterator[Plan]:
-    for fault in FAULTS:
+    for fault in (*FAULTS, *ROW_FAULTS):
         if fault in plan.faults:
             yield replace(plan, faults=plan.faults - {fault})
     for workers in sorted({1, 2, plan.workers // 2, plan.workers - 1}):
@@ -48,6 +48,8 @@ def _changes(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, contributions=contributions)
     if plan.chaos_s > 0.1:
         yield replace(plan, chaos_s=plan.chaos_s / 2)
+    if plan.servers > 1:
+        yield replace(plan, servers=1)
     if plan.strikes > 1:
         yield replace(plan, strikes=1)
     if plan.level is not Level.APPLIED:

@@ -29,6 +29,11 @@ from torture.sessions.envelopes import Beat, FromServer, FromWorker, Received
 from torture.sessions.service import Service
 from torture.sessions.session import Phase, WorkerSession
 from torture.story import words
+from torture.tables.actor import Actor
+from torture.tables.desk import Desk
+from torture.tables.process import RowProcess
+from torture.tables.rows import RowsOfRun
+from torture.tables.server import RowServer
 
 LOOK_S = 0.1
 CALM_S = 1.0
@@ -48,6 +53,9 @@ class Parts:
     disk: type[Disk] = Disk
     server: type[Server] = Server
     process: type[Process] = Process
+    row_server: type[RowServer] = RowServer
+    table_server: type[Actor] = Actor
+    desk: type[Desk] = Desk
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,7 @@ class World:
         self.over = False
         self._healed_s = 0.0
         self._version_healed = 0
+        self.rows = RowsOfRun(self) if plan.servers else None
         self.server = self._new_server(1)
         if crash_at is not None:
             self.server.crashes_at = crash_at
@@ -118,10 +127,14 @@ class World:
         try:
             self._loop()
             self.oracle.ended(self.server.sequencer)
+            if self.rows is not None:
+                self.rows.ended()
         except PromiseBroken as broken:
             failure = str(broken)
         except Exception as error:  # whatever stops the core is its failure
             failure = f"the core stopped: {type(error).__name__}: {error}"
+        if self.rows is not None:
+            self.rows.close()
         story = tuple(self.story or ())
         made = len(self.oracle.made)
         boundaries = self._boundaries + self.server.boundaries
@@ -141,7 +154,8 @@ class World:
         return Clock(1.0 + drift * (2 * self.random() - 1), 1000.0 * self.random())
 
     def _new_server(self, epoch: int) -> Server:
-        return self.parts.server(self, epoch, self._clock())
+        kind = self.parts.server if self.rows is None else self.parts.row_server
+        return kind(self, epoch, self._clock())
 
     def launch(self, worker: int) -> None:
         """Start a process in this seat."""
@@ -150,8 +164,13 @@ class World:
         slow = "stragglers" in self.plan.faults and self.random() < 0.3
         step_s = STEP_S * (100 ** self.random() if slow else 1.0)
         self.tell(f"worker {worker} starts")
+        kind = self.parts.process
+        if self.rows is not None:  # two would write into one slot: the older one is killed first
+            kind = RowProcess
+            for older in seat.processes:
+                older.alive = False
         seat.processes = [one for one in seat.processes if one.alive]
-        seat.processes.append(self.parts.process(self, worker, seat.launches, self._clock(), step_s))
+        seat.processes.append(kind(self, worker, seat.launches, self._clock(), step_s))
 
     def is_well(self, worker: int) -> bool:
         """Whether this worker's process has lived for longer than a lease, on a network that works."""
@@ -215,7 +234,9 @@ class World:
             worker for worker, seat in enumerate(self.seats) if seat.is_dead and self.oracle.sits(worker)
         ]
         if held_up or dead_but_seated or self.server.down or version <= self._version_healed:
-            if calm_s > LIVENESS_LEASES * PATIENCE_S:
+            if calm_s > LIVENESS_LEASES * PATIENCE_S and self.server.waits_for_nobody():
+                self.over = True
+            elif calm_s > LIVENESS_LEASES * PATIENCE_S:
                 raise PromiseBroken(
                     f"everybody gets on: {calm_s:.0f} s after the faults were over workers {held_up} still wait, "
                     f"the dead {dead_but_seated} still sit, version {self._version_healed} became {version}"

@@ -103,7 +103,8 @@ def test_a_death_is_told_once() -> None:
 
 
 def test_recipes_are_listed_with_settings_and_papers() -> None:
-    assert entry("local_sgd").settings == {"every": 16, "weigh": "by_samples", "codec": None}
+    settings = {"every": 16, "weigh": "by_samples", "codec": None, "overlap": None, "fragments": 1}
+    assert entry("local_sgd").settings == settings
     assert entry("hogwild").paper == "Niu et al. 2011, arXiv 1106.5730"
 
 

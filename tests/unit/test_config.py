@@ -100,6 +100,7 @@ CHOSEN: dict[str, Any] = {
     "on_nonfinite": "raise",
     "timeout_s": 60.0,
     "threads": 2,
+    "servers": 2,
     "checkpoint": ps.Checkpoint(every_s=30, keep=3),
     "resume": "runs/a",
     "runs": "runs",
@@ -114,6 +115,7 @@ DEFAULTS = {
     "on_worker_error": "raise",
     "on_nonfinite": "discard",
     "timeout_s": 300.0,
+    "servers": 1,
 }
 
 

@@ -179,13 +179,14 @@ def test_one_that_goes_at_once_costs_nothing(door: Visited) -> None:
 
 def crowd(door: Visited, idle: int) -> float:
     """So many connect and say nothing; how long one that knows the token is kept waiting by them."""
+    before = door.open_files()  # some are this process's
     with ExitStack() as all_of_them:
         silent = [all_of_them.enter_context(door.visit()) for _ in range(idle)]
         began_s = time.monotonic()
         with door.visit() as worker:
             prove(worker, TOKEN, TICKET)
         waited_s = time.monotonic() - began_s
-        assert door.open_files() < UNPROVEN_MAX + 20
+        assert door.open_files() < before + UNPROVEN_MAX + 5
         for one in silent:  # all are refused
             with suppress(ConnectionResetError):
                 while one.recv(32):

@@ -278,3 +278,13 @@ def test_progress_without_stealing_counts_a_share_of_one_or_no_batch() -> None:
     leases = DataLeases(3, stealing=False)
     leases.take(0, epoch=0, total=2, most=1)
     assert [leases.progress(worker) for worker in range(3)] == [1.0, 0.0, 1.0]
+
+
+def test_epochs_of_which_nothing_is_done_are_opened_again_with_another_number() -> None:
+    leases = DataLeases(workers=1, stealing=True)
+    leases.take(0, epoch=2, total=2, most=4)
+    leases.folded(leases.consume(0, 3))
+    again = DataLeases.restore(leases.state(()), workers=2, stealing=True)
+    again.may_change = True
+    assert again.take(0, epoch=2, total=3, most=4) == ((2, 0), (2, 2), (2, 1)), "the rest of epoch 1 is gone"
+    assert (again.unvisited, again.epochs_done, again.through) == (3, 2.0, 2)

@@ -237,3 +237,24 @@ def test_a_step_that_is_called_off_while_data_comes_counts_no_time_twice() -> No
     one.cut(3.0)  # it dies while the next data comes
     one.cancelled(3.0)
     assert (one.compute_s, one.exchange_s) == (0.0, 3.0)
+
+
+def test_a_contribution_sent_as_soon_as_its_data_came_counts() -> None:
+    """As at the end of an epoch, where the worker hears that there are none left."""
+    _, one = a_meter()
+    one.fetched(4.0, 5.0)
+    one.pushed(5.0, steps=4, samples=4, number=1)
+    assert (counted(one), one.speed, one.summary().there_s) == ((4, 0), 1.0, 5.0)
+
+
+def test_a_worker_that_goes_on_was_held_while_it_waited_for_an_answer() -> None:
+    """It sends at 2, computes until 4, and waits for 5 s. Its contribution came at 3, and another's at 8 released it."""
+    _, one = a_meter()
+    one.pushed(2.0, steps=2, samples=2, number=1)
+    one.goes_on(True, 0.0)
+    one.held_since_s = 3.0
+    one.granted(8.5, 8.0)
+    one.pushed(4.0, steps=2, samples=2, number=2)
+    one.goes_on(True, 5.0)
+    assert (one.compute_s, one.wait_s, one.exchange_s, one.granted_s) == (4.0, 4.0, 1.0, 9.0)
+    assert one.went_on == 2

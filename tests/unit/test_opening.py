@@ -21,7 +21,7 @@ def worker(number: int) -> Any:
 
 def test_a_successor_is_welcomed_once_it_has_shown_its_model() -> None:
     """Its predecessor had shown one, and died before all were ready."""
-    assembly: Any = SimpleNamespace(welcome=lambda first: (("welcome", first), ()))
+    assembly: Any = SimpleNamespace(welcome=lambda worker, first: (("welcome", first), ()))
     lines = [worker(0), worker(1)]
     opening = Opening(lambda hellos: assembly, lines, wanted=2)
     for line in lines:

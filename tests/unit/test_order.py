@@ -16,6 +16,8 @@ from plesio.launch.local.order import Order, Pull
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Failed, Finished, StopRequest
 from plesio.protocol.worker import (
+    Aside,
+    AskAhead,
     Beginning,
     CheckedOut,
     CheckIn,
@@ -30,10 +32,12 @@ from plesio.protocol.worker import (
     MirrorFilled,
     Ready,
     RollCalled,
+    RowsRequest,
     Welcome,
     WorkDone,
 )
 from plesio.strategy import Strategy
+from plesio.tables.spec import TableSpec
 from plesio.worker.context import Taking, introduction
 
 
@@ -51,7 +55,9 @@ def groups(*settings: dict[str, Any]) -> bytes:
 
 
 ASKS = LeaseRequest(0, 10, 1, 0, 7)
+AHEAD = AskAhead(ASKS)
 TOLD = Welcome(3, True), Beginning(0, False, 0, 0)
+READY = TOLD[0], Ready(), TOLD[1]
 GO = GoOn(1, False, Verdict.TAKEN)
 CALLED_OFF = GoOn(1, False, Verdict.CANCELLED)
 CHECK_IN = CheckIn(0, 0, True, 0, 0)
@@ -75,6 +81,7 @@ def passed(strategy: Strategy, said: tuple[Any, ...]) -> int:
 
 IN_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (TOLD[0], Ready(), TOLD[1], ASKS, LeaseReply(), ASKS, made(1), GO, made(2), GO, Farewell(), Finished())),
+    ("async_sgd", (*READY, AHEAD, made(1), GO, LeaseReply(), AHEAD, made(2), Farewell(), Finished())),
     ("async_sgd", (Farewell(), StopRequest("enough"), FAILED)),
     ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, Pull(), DroppedStep(1), made(2), GO)),
     ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, made(1), CALLED_OFF, Pull(), Pull(), DroppedStep(1), made(3))),
@@ -88,6 +95,9 @@ OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (TOLD[0], Ready(), ASKS)),
     ("async_sgd", (TOLD[0], Ready(), made(1))),
     ("async_sgd", (*TOLD, ASKS, ASKS)),
+    ("async_sgd", (*TOLD, AHEAD, ASKS)),
+    ("async_sgd", (TOLD[0], Ready(), AHEAD)),
+    ("async_sgd", (*TOLD, RowsRequest(1, ()))),
     ("async_sgd", (*TOLD, made(1), made(2))),
     ("async_sgd", (*TOLD, made(1), GO, made(1))),
     ("async_sgd", (*TOLD, made(2))),
@@ -163,6 +173,27 @@ def test_a_model_that_cannot_be_laid_out_is_refused(wrong: dict[str, Any]) -> No
         said = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, **changes))
     with pytest.raises(ProtocolError, match="cannot be laid out"):
         Order(ps.async_sgd()).check(said)
+
+
+def test_tables_are_of_strategies_with_a_server() -> None:
+    said = msgspec.structs.replace(hello(ps.async_sgd()), tables=(TableSpec("ids", 2),))
+    Order(ps.async_sgd()).check(said)
+    with pytest.raises(ProtocolError, match="it said Hello out of turn"):
+        Order(ps.allreduce()).check(said)
+
+
+def test_a_part_is_one_of_the_model() -> None:
+    """And the model is in the parts that the strategy cuts it into."""
+    strategy = ps.diloco(4, fragments=2)
+    said = hello(strategy)
+    assert [spec.part for spec in said.model.specs] == [0, 1]
+    for part, allowed in ((0, True), (1, True), (-1, True), (2, False), (-2, False), (1 << 40, False)):
+        assert passed(strategy, (*TOLD, made(1, aside=Aside(part=part)))) == 2 + allowed
+    for other in (strategy, ps.async_sgd()):
+        specs = [msgspec.structs.replace(spec, part=1 - spec.part) for spec in said.model.specs]
+        wrong = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, specs=tuple(specs)))
+        with pytest.raises(ProtocolError, match="cannot be laid out"):
+            Order(other).check(wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"samples": 1 << 32}, {"worked_s": float("nan")}, {"missing": -1}])

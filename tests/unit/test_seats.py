@@ -40,11 +40,11 @@ def answer_to(
         other = RunConfig(strategy=strategy, workers=2).strategy
         data = {"name": other.name, **other.as_data()}
     for worker in told.pop("seated", ()):
-        held: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False)
+        held: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False, ours=True)
         seats.knocked(held, remote.Knock("node6:41", plesio, rank=worker))
     seats.finished = set(told.pop("finished", ()))
     rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
-    process: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False)
+    process: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False, ours=True)
     knock = remote.Knock("node7:42", plesio, protocol, rank, data, told)
     seats.knocked(process, msgspec.msgpack.decode(encode(knock), type=remote.Knock))
     return answers[-1]

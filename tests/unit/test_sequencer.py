@@ -1,4 +1,4 @@
-"""The sequencer's five promises, under random events, against a referee that knows only the promises.
+"""The sequencer's promises, under random events, against a referee that knows only the promises.
 
 `support.cluster` plays the workers and the network, `support.referee` checks what the sequencer decides. Direct examples of
 single behaviours: `test_sequencer_rounds.py`, `..._free.py`, `..._faults.py`, `..._data.py`, and `test_weights.py`.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.table import ROWS
-from plesio.core.events import Cancel, Discard, Evict, Fold, Grant, Hold, Leased, Verdict
+from plesio.core.events import Cancel, Discard, Evict, Fold, FoldRows, Grant, Hold, Leased, Serve, Verdict
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Seconds, Within
 from support.cluster import Cluster
@@ -34,6 +35,9 @@ def strategies() -> list[Strategy]:
         recipes.ringmaster(1),
         recipes.async_sgd("plain", "inverse", lr_scale="full"),
         recipes.local_sgd(Seconds(0.3)),
+        recipes.sync_sgd(rows="each"),
+        recipes.first_of(2, rows="each"),
+        recipes.buffered(3, rows="with"),
     ]
     own = [
         Strategy(name="buffer after fold", gather=Buffer(3), release=AfterFold(), weigh=BySamples()),
@@ -46,7 +50,7 @@ def strategies() -> list[Strategy]:
     return plain + tuned + own
 
 
-COMMON = ("work", "read", "push", "deliver", "lease")
+COMMON = ("work", "read", "push", "deliver", "lease", "rows")
 RARE = ("repeat", "wait", "tick", "haunt", "leave", "join", "run_ahead")
 ACTIONS = COMMON * 4 + RARE
 
@@ -79,18 +83,25 @@ def test_invariants_hold(strategy: Strategy, workers: int, actions: list[tuple[s
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
-@pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.slow)])
-def test_invariants_hold_on_long_runs(strategy: Strategy, count: int) -> None:
-    for workers in range(1, 7):
+@pytest.mark.parametrize(
+    ("count", "workers_of"), [(300, (1, 3, 6)), pytest.param(1500, range(1, 7), marks=pytest.mark.slow)], ids=str
+)
+def test_invariants_hold_on_long_runs(strategy: Strategy, count: int, workers_of: Iterable[int]) -> None:
+    for workers in workers_of:
         play(strategy, workers, random_actions(seed=workers, workers=workers, count=count))
 
 
 def test_long_runs_cover_every_effect_and_verdict() -> None:
     """The runs above saw every kind of effect, verdict and crossing."""
     seen: Counter[str] = Counter()
-    for strategy in (recipes.first_of(2), recipes.bounded_staleness(1), recipes.rennala(3), recipes.quorum(2, 0.5)):
+    for strategy in (
+        recipes.first_of(2),
+        recipes.bounded_staleness(1),
+        recipes.rennala(3),
+        recipes.quorum(2, 0.5, rows="each"),
+    ):
         seen += play(strategy, 4, random_actions(seed=1, workers=4, count=4000)).referee.seen
-    wanted = {kind.__name__ for kind in (Hold, Fold, Discard, Grant, Cancel, Evict, Leased)}
+    wanted = {kind.__name__ for kind in (Hold, Fold, FoldRows, Discard, Grant, Cancel, Evict, Leased, Serve)}
     wanted |= {verdict.name for verdict in Verdict if verdict is not Verdict.TAKEN}
-    wanted |= {"crossed", "called off again", "abandoned", "freed by another", "grace"}
+    wanted |= {"crossed", "called off again", "abandoned", "freed by another", "grace", "served late"}
     assert {name: seen[name] for name in wanted if seen[name] < 5} == {}

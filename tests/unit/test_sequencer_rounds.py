@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, Verdict
+from plesio.core.events import Cancel, Discard, Effect, Fold, Grant, RowsWanted, Serve, Verdict
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Fresh, Round
 from support.sequencing import Run, granted, only
@@ -217,6 +217,14 @@ def test_a_skipped_number_acknowledges_the_cancellation() -> None:
     run.push(0)
     assert run.push_number(1, 2) == [Discard(1, 1, 2, Verdict.STALE, 1, 32), Grant(1, 2, 2, Verdict.STALE, 1)]
     assert only(Cancel, run.push(0)) == [Cancel(1, number=3, version=3)]
+
+
+def test_rows_ahead_wait_for_their_own_contribution_though_the_one_before_was_called_off() -> None:
+    run = Run(recipes.first_of(1), workers=2)
+    run.push(0)  # cancels number 1 of worker 1, which has heard of it, and is at number 2
+    assert run.tell(RowsWanted(1, 1, 3, ahead=True)) == []
+    assert only(Serve, run.push(0)) == []
+    assert run.abandon(1) == [*called_off(1, number=2, version=2, staleness=1), Serve(1, 3, ahead=True)]
 
 
 def test_crossed_pushes_return_their_batches_after_a_second_cancellation() -> None:

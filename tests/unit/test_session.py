@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.transport import session as sessions
+from plesio.transport.limits import LEASE_S
 from plesio.transport.session import Pulse, Session
 from plesio.transport.socket_wire import WITH_PAYLOAD, SocketWire
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError
@@ -261,3 +262,21 @@ def test_a_pulse_outlives_a_lost_connection(pair: tuple[Session, Session], monke
     assert again.receive(5.0) == Frame(Kind.BEAT, b"", 0)
     pulse.close()
     again.close()
+
+
+def test_a_connection_that_is_cut_is_lost_to_the_thread_that_uses_it(pair: tuple[Session, Session]) -> None:
+    """It is in the middle of a payload that nobody reads."""
+    lost = threading.Event()
+
+    def send() -> None:
+        with pytest.raises(ConnectionLostError):
+            pair[0].send(Kind.DOORBELL, b"", [memoryview(bytes(1 << 24))])
+        lost.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert not lost.wait(0.1)
+    assert pair[0].connection is not None
+    pair[0].connection.cut()
+    assert lost.wait(LEASE_S / 2)
+    thread.join()

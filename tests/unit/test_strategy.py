@@ -364,7 +364,7 @@ def test_an_unknown_recipe_lists_the_known_ones_and_the_closest() -> None:
 def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
     message = refusal(lambda: recipes.recipe("async_sgd", corect="plain"))
     assert message == (
-        "unknown setting of async_sgd 'corect'; known: correct, lr_scale, weigh; did you mean 'correct'?"
+        "unknown setting of async_sgd 'corect'; known: ahead, correct, lr_scale, weigh; did you mean 'correct'?"
     )
 
 
@@ -476,3 +476,12 @@ def test_every_public_error_is_exported() -> None:
     assert {one.__name__ for one in known if one.__module__.startswith("plesio.")} <= set(plesio.__all__)
     assert {"EvaluateError", "JournalError", "StepCancelled"} <= {one.__name__ for one in known}
     assert all(getattr(plesio, one.__name__) is one for one in known if one.__module__.startswith("plesio."))
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "diloco", "elastic_averaging", "fedavg", "fedasync"])
+@pytest.mark.parametrize("value", ["no", "yes", 1])
+def test_overlap_is_true_false_or_none(name: str, value: object) -> None:
+    assert refusal(lambda: recipes.recipe(name, overlap=value)).startswith(
+        f"overlap={value!r}: overlap must be True, False"
+    )
+    assert not recipes.recipe("fedavg", overlap=None).adopt.late

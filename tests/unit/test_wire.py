@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from plesio.transport import socket_wire as wires
+from plesio.transport.certificates import make_certificates
 from plesio.transport.limits import PIECE_BYTES, READ_AHEAD_BYTES
+from plesio.transport.secure import Credentials, secured
 from plesio.transport.socket_wire import CHECKSUM, HEAD, SocketWire
 from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, Kind, RemoteProtocolError
 
@@ -53,6 +57,34 @@ def frame_bytes(kind: int, body: bytes, payload: bytes = b"", number: int = 0, z
 
 
 SIZES = [0, 1, 100, READ_AHEAD_BYTES - 1, READ_AHEAD_BYTES, 40_000, PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES + 5]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_both_sides_may_send_at_once_if_one_is_eager(tls: bool, tmp_path: Path) -> None:
+    """Neither reads meanwhile, and each sends more than all buffers hold."""
+    sockets: list[socket.socket] = list(socket.socketpair())
+    if tls:
+        certs = Credentials(make_certificates(tmp_path, ["one"])[0])
+        with ThreadPoolExecutor() as pool:
+            roles = (sockets[0], "x" * 16, certs, False, "one"), (sockets[1], "x" * 16, certs, True)
+            shaken = [pool.submit(secured, *role) for role in roles]
+            sockets = [one.result() for one in shaken]
+    ends = [SocketWire(one, "the other") for one in sockets]
+    ends[0].eager = True
+    data = random.Random(0).randbytes(20_000_000)
+
+    def talk(end: SocketWire) -> bool:
+        end.send(Kind.CHANNEL, b"large", [memoryview(data)])
+        frame = end.receive(5.0)
+        assert frame is not None
+        came = bytearray(frame.payload_bytes)
+        end.read_payload([memoryview(came)])
+        return came == data and not end.has_input
+
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(talk, ends)] == [True, True]
+    for end in ends:
+        end.close()
 
 
 @pytest.mark.parametrize("size", SIZES)

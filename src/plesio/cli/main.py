@@ -15,6 +15,7 @@ from plesio.cli.certs import certs
 from plesio.cli.compare import compare
 from plesio.cli.demo import demo
 from plesio.cli.groups import Command, CommandGroup
+from plesio.cli.join import join
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
 from plesio.cli.replay import replay
@@ -35,7 +36,7 @@ ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.Sh
 
 ORDER = (
     *("run", "compare", "demo", "simulate", "whatif", "watch", "runs", "strategies"),
-    *("serve", "template", "certs", "journal", "replay", "version"),
+    *("serve", "join", "template", "certs", "journal", "replay", "version"),
 )
 """The commands by use, as the help lists them."""
 
@@ -90,6 +91,7 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
     serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",
+    join: "10.0.0.1:7070 --server --certs certs",
     template: "slurm > train.sh",
     strategies: "--json",
     replay: "runs/20261121-101530-async_sgd",

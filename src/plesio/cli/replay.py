@@ -33,6 +33,7 @@ def replay(
     force: Annotated[
         bool, typer.Option("--force", help="Go on even if script, libraries or machine are not the same.")
     ] = False,
+    servers: Annotated[int, typer.Option(metavar="N", help="How many hold the rows of tables (ps.Table).")] = 1,
 ) -> int:
     """Do a run again from its journal, in one process, and say whether every version is the same bit for bit.
 
@@ -47,7 +48,7 @@ def replay(
 
     journal = read_journal(run)
     train = _train_of(journal.head, script, arguments, force, function)
-    found = do(run, train, until=until, force=force)
+    found = do(run, train, until=until, force=force, servers=servers)
     console = terminal()
     console.print(str(found), markup=False, soft_wrap=True)
     if not found.identical and not arguments:

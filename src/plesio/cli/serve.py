@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.logging import RichHandler
 
 from plesio.cli.live import terminal
@@ -19,9 +20,19 @@ from plesio.errors import ConfigurationError
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where workers find it; port 0 takes any.")]
 Certs = Annotated[Path | None, typer.Option("--certs", metavar="DIR", help="What `plesio certs` made, for TLS.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to other hosts in the clear.")]
+ServersJoin = Annotated[
+    int, typer.Option("--servers-join", metavar="N", help="How many of --servers come by `plesio join --server`.")
+]
 Rejoin = Annotated[
     float, typer.Option("--rejoin-s", metavar="SECONDS", help="How long to wait when all workers are gone.")
 ]
+
+
+def log_to(console: Console) -> None:
+    """Show what happens."""
+    log = logging.getLogger("plesio")
+    log.setLevel(logging.INFO)
+    log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
 
 
 @takes_settings(but=["engine", "faults", "pace", "evaluate_every_s"])
@@ -32,10 +43,13 @@ def serve(
     certs: Certs = None,
     insecure: Insecure = False,
     rejoin_s: Rejoin = 60.0,
+    servers_join: ServersJoin = 0,
     watch: Watch = False,
     **typed: Any,
 ) -> int:
     """Be the head of a run: its workers are processes that call ps.join, on this host or others.
+
+    Table servers of other hosts join by `plesio join HOST:PORT --server`.
 
     What they prove is a token: PLESIO_TOKEN, else what is in ~/.plesio/token, which this makes.
     """
@@ -53,10 +67,18 @@ def serve(
         )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
-    door = Door.open(Listening(host=host, port=port, token=token_of(None), credentials=credentials, rejoin_s=rejoin_s))
-    log = logging.getLogger("plesio")
-    log.setLevel(logging.INFO)
-    log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
+    door = Door.open(
+        Listening(
+            host=host,
+            port=port,
+            token=token_of(None),
+            credentials=credentials,
+            rejoin_s=rejoin_s,
+            servers_join=servers_join,
+        )
+    )
+    log_to(console)
     told = socket.gethostname() if host in ("0.0.0.0", "::") else host  # all addresses: no worker can go there
-    console.print(f"waiting for {config.workers} workers: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
+    awaited = f"{config.workers} workers{f' and {servers_join} table servers' if servers_join else ''}"
+    console.print(f"waiting for {awaited}: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
     return to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))

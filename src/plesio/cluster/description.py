@@ -81,6 +81,11 @@ class Cluster(Checked, frozen=True):
     def group_of(self) -> list[Group]:
         return [group for group in self.groups for _ in range(group.workers)]
 
+    @property
+    def away(self) -> list[bool]:
+        """Which workers' messages take time, as of those on another host than the server."""
+        return [one.link != Link() or self.server != Link() for one in self.group_of]
+
     def timetable(self, worker: int, seed: int) -> Timetable:
         """How long the steps of `worker` take in the run of `seed`."""
         return self.timetables(seed)[worker]

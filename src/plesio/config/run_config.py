@@ -29,6 +29,7 @@ from plesio.strategy.answers.answer import WHOLE
 from plesio.strategy.recipes import DEFAULT, RECIPES, recipe
 
 SEED_MAX = 2**63 - 1
+SERVERS_MAX = 64
 STRATEGY = (
     'How workers keep step: a name that `plesio strategies` lists, with settings if wanted: "local_sgd(every=16)".'
 )
@@ -51,9 +52,8 @@ class RunConfig:
         DEFAULT,
         Option("--strategy", STRATEGY, "NAME", str, DEFAULT),
         Option("--set", "A setting of the strategy: every=16, every=0.3s. May be repeated.", "KEY=VALUE"),
-        fixed=True,
     )
-    workers: int = setting(MISSING, help="How many workers.", typed_default=4, fixed=True)
+    workers: int = setting(MISSING, help="How many workers.", typed_default=4)
     workers_max: int | None = setting(
         None,
         Option(
@@ -62,7 +62,6 @@ class RunConfig:
             "N",
             int | None,
         ),
-        fixed=True,
     )
     engine: str | Simulated | Ray = setting(
         "local",
@@ -73,7 +72,6 @@ class RunConfig:
         help="Seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the "
         "random sources as the script has left them.",
         metavar="N",
-        fixed=True,
     )
     data: str = setting(
         "leases",
@@ -124,6 +122,11 @@ class RunConfig:
     threads: int | None = setting(
         None,
         help="How many torch has in each process; left out: its share of the cores.",
+        metavar="N",
+    )
+    servers: int = setting(
+        1,
+        help="How many servers hold the rows of tables (ps.Table), each a process of its own if there are several.",
         metavar="N",
     )
     checkpoint: Checkpoint | None = setting(
@@ -192,9 +195,10 @@ class RunConfig:
         """No process waits for virtual time: it may be as long as one likes."""
         most, longest_s = self.place.workers_max, self.place.longest_s
         bounds = {"workers": (1, most), "workers_max": (self.workers, most), "threads": (1, inf), "seed": (0, SEED_MAX)}
+        bounds["servers"] = 1, SERVERS_MAX
         for name, (least, largest) in bounds.items():
             value = getattr(self, name)
-            if value is None and name != "workers":
+            if value is None and name not in ("workers", "servers"):
                 continue
             if not WHOLE.holds(value) or not least <= value <= largest:
                 to = f" to {largest}" if largest < inf else ""
@@ -219,6 +223,11 @@ class RunConfig:
             raise ConfigurationError(
                 f"workers_max={self.workers_max}: under {self.strategy.name} workers fold without a server, among as many as "
                 "there were at the beginning; take async_sgd or sync_sgd, or leave workers_max out"
+            )
+        if self.servers > 1:
+            raise ConfigurationError(
+                f"servers={self.servers}: they hold the rows of tables, and under {self.strategy.name} workers fold without a "
+                "server; take sync_sgd or async_sgd, or leave servers out"
             )
         if self.checkpoint is not None or self.resume is not None:
             raise ConfigurationError(

@@ -29,7 +29,6 @@ class Setting:
         words: the values that there are, if they are few.
         kind: the class that a value must be of, for `isinstance`; None: it is checked elsewhere.
         example: what a refusal of another kind recommends.
-        fixed: a resumed run must have the same value.
     """
 
     options: tuple[Option, ...] = ()
@@ -39,7 +38,6 @@ class Setting:
     words: tuple[str, ...] = ()
     kind: Any = None
     example: str = ""
-    fixed: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """Raise `ConfigurationError` for a value of the wrong kind, or one that is not among the `words`."""

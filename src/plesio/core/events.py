@@ -67,7 +67,9 @@ class Left(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A contribution arrived whole. `batches` is how many leased batches it used up, oldest first."""
+    """A contribution arrived whole. `batches` is how many leased batches it used up, oldest first. `adopted_at`: after which step
+    of it its worker took the last answer. 0 is before the first; one more than there are is where it sent this. `earlier`: it
+    also has what its worker had not sent of a model in parts. `rows`: it moves rows of tables."""
 
     worker: int
     incarnation: int
@@ -76,6 +78,9 @@ class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
     samples: int
     batches: int
     finite: bool = True
+    adopted_at: int = 0
+    earlier: bool = False
+    rows: bool = False
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +103,8 @@ class Reported(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """A worker wants data: `most` batches of `epoch` (of `total`). It will not use the last `unused` that it was given."""
+    """A worker wants data: `most` batches of `epoch` (of `total`). It will not use the last `unused` that it was given. `ahead`:
+    it goes on with what it has."""
 
     worker: int
     incarnation: int
@@ -106,6 +112,17 @@ class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
     total: int
     most: int
     unused: int = 0
+    ahead: bool = False
+
+
+class RowsWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """A worker wants rows of tables, whose keys lie in its slot: for its contribution `number`; 0: only to read them. `ahead`: it
+    is still at the contribution before that."""
+
+    worker: int
+    incarnation: int
+    number: int
+    ahead: bool = False
 
 
 class Scaled(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +137,7 @@ class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time went by; sent now and then so that silent workers are noticed, and when a grace is over."""
 
 
-Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | Scaled | Ticked
+Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted | Scaled | Ticked
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +153,7 @@ class Member(msgspec.Struct, frozen=True, gc=False):
     samples: int
 
 
-class Hold(msgspec.Struct, frozen=True, gc=False):
+class Hold(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Add `weight` times this contribution to the buffer now: its worker goes on before the fold."""
 
     worker: int
@@ -144,7 +161,22 @@ class Hold(msgspec.Struct, frozen=True, gc=False):
     weight: float
 
 
-class Fold(msgspec.Struct, frozen=True, gc=False):
+class Serve(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Lay the rows that `worker` wants for its contribution `number` into its slot, as they are now. `ahead`: as it asked."""
+
+    worker: int
+    number: int
+    ahead: bool = False
+
+
+class FoldRows(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Step the rows of tables by what `worker` found for them in contribution `number`, which may be folded later."""
+
+    worker: int
+    number: int
+
+
+class Fold(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Make `version` of these, moving by `scale` of the user's learning rate. `held`: they were held before; the sum in the
     buffer, divided by `total_weight`, is their weighted mean."""
 
@@ -231,4 +263,4 @@ class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
     through: int = 0
 
 
-Effect = Hold | Fold | Share | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt
+Effect = Hold | Serve | FoldRows | Fold | Share | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt

@@ -11,8 +11,9 @@ asks for it, otherwise in the next one.
 
 At first batch b waits in the queue of worker b mod N. With `stealing` a worker whose queue is empty takes from the
 longest queue: fast workers then take more. Without it (lock step, or the user asked for shards) who gets what depends
-on nothing but N, what was given back included. A dead worker's part is open to all either way. When N changes, all that waits
-goes back, and b mod the new N says whose it is. What waits is kept as ranges: an epoch may have any number of batches.
+on nothing but N, what was given back included. A dead worker's part is open to all either way; without stealing no lease
+has more of it than an equal share. When N changes, all that waits goes back, and b mod the new N says whose it is. What
+waits is kept as ranges: an epoch may have any number of batches.
 
 A lone worker asks for an epoch when its loop begins a pass. What waits of earlier ones stays unused then, as in a script alone.
 """
@@ -71,6 +72,7 @@ class DataLeases:
         self.opened = 0
         self._total: int | None = None
         self._whose = "another worker's"  # that number
+        self.may_change = False  # whether the first to ask may say another, as of clients a round
         self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
         self._undone: dict[int, int] = {}  # by epoch: its batches that are neither done nor skipped, if there are any
@@ -106,9 +108,23 @@ class DataLeases:
         return next(iter(self._undone), self._epochs)
 
     def agree(self, total: int) -> int:
-        if self._total is None:
-            self._total = total
+        if self.may_change and self._total not in (None, total):
+            self._draw_anew(total)
+        self.may_change = False
+        self._total = self._total or total
         return self._total
+
+    def _draw_anew(self, total: int) -> None:
+        """An epoch has so many batches from now on. Those that were begun have no more. The last ones of which nothing is done
+        are opened again."""
+        while self._epochs and self._undone.get(self._epochs - 1) == self._total:
+            self._epochs -= 1
+        self._returned, self._queued = [], 0
+        self._undone.clear()
+        for queue in self._queues.values():
+            queue.clear()
+        self._total, self.opened, self.skipped = total, self._epochs * total, 0
+        self.done = self.opened
 
     def disagreement(self, worker: int, epoch: int, total: int, digest: int) -> str:
         """What is wrong with a request for data: it is not the others', or asks for ever in vain. Empty if nothing is.
@@ -145,13 +161,16 @@ class DataLeases:
 
     def take(self, worker: int, epoch: int, total: int, most: int) -> tuple[Batch, ...]:
         """Up to `most` batches for `worker`, none of a later epoch than `epoch`."""
+        total = self.agree(total)
         while self._epochs <= epoch:
-            self._open(self._epochs, self.agree(total))
+            self._open(self._epochs, total)
         if self.lone:
             self._forget_before(epoch)
         got: list[Batch] = []
-        while len(got) < most and (batch := self._next(worker, epoch)) is not None:
+        others = most if self.stealing else -(-_count(self._returned) // max(1, self.workers - len(self._gone)))
+        while len(got) < most and (batch := self._next(worker, epoch, others > 0)) is not None:
             got.append(batch)
+            others -= batch[1] % self.workers != worker
         self._outstanding[worker].extend(got)
         return tuple(got)
 
@@ -175,8 +194,8 @@ class DataLeases:
                 self._queued -= len(numbers)
                 self._ended(of_epoch, len(numbers))
 
-    def _next(self, worker: int, epoch: int) -> Batch | None:
-        returned = self._returned_to(worker, epoch) if self._returned else None
+    def _next(self, worker: int, epoch: int, others: bool) -> Batch | None:
+        returned = self._returned_to(worker, epoch, others) if self._returned else None
         if returned is not None:
             return returned
         queue = self._queues[worker]
@@ -190,13 +209,13 @@ class DataLeases:
             queue.appendleft((of_epoch, numbers[1:]))
         return of_epoch, numbers[0]
 
-    def _returned_to(self, worker: int, epoch: int) -> Batch | None:
-        """The first that was given back; without stealing, of its own or of one that is gone."""
+    def _returned_to(self, worker: int, epoch: int, others: bool) -> Batch | None:
+        """The first that was given back; without stealing, of its own or, with `others`, of one that is gone."""
         best: tuple[Batch, int, int] | None = None  # which, in which piece, and where in that
         for place, (of_epoch, numbers) in enumerate(self._returned):
             if of_epoch > epoch or (best is not None and (of_epoch, numbers[0]) > best[0]):
                 break
-            at = 0 if self.stealing else self._first_for(worker, numbers)
+            at = 0 if self.stealing else self._first_for(worker, numbers, others)
             if at is not None and (best is None or (of_epoch, numbers[at]) < best[0]):
                 best = (of_epoch, numbers[at]), place, at
         if best is None:
@@ -206,10 +225,10 @@ class DataLeases:
         self._put_back((of_epoch, rest) for rest in (numbers[:at], numbers[at + 1 :]))
         return batch
 
-    def _first_for(self, worker: int, numbers: range) -> int | None:
-        """Where in `numbers` the first is that `worker` may have: its own, or of one that is gone."""
+    def _first_for(self, worker: int, numbers: range, others: bool) -> int | None:
+        """Where in `numbers` the first is that `worker` may have: its own, or with `others` of one that is gone."""
         owners = (one % self.workers for one in numbers[: self._period(numbers)])
-        return next((at for at, owner in enumerate(owners) if owner == worker or owner in self._gone), None)
+        return next((at for at, one in enumerate(owners) if one == worker or (others and one in self._gone)), None)
 
     def _owned(self, worker: int, numbers: range) -> int:
         """How many of `numbers` are this worker's own."""

@@ -39,13 +39,15 @@ class Seat:
 
     Attributes:
         clock: its answered contributions; a late joiner starts at the slowest's.
-        computing: the version that its next contribution is computed from.
+        computing: the version that its next contribution is based on; `before`: the one before that, which its first steps are
+            computed from where it went on while its answer travelled.
         heard_s: when it last spoke or was told to go on.
         next_number: the only number that is new, see above.
         waiting: the number of the contribution whose answer it waits for; None: it computes.
         verdict, staleness: what that answer will say.
         arrived: the highest number that came in. A number that was called off may still come in.
         called_off: a step was called off, and its worker may not know yet.
+        rows_wanted: the contribution that it wants rows for after the fold that it is in.
         samples: behind the last contribution that had any. A second optimizer's contribution is of the same samples.
     """
 
@@ -54,12 +56,14 @@ class Seat:
     clock: int
     computing: int
     heard_s: float
+    before: int = 0
     next_number: int = 1
     waiting: int | None = None
     verdict: Verdict = Verdict.TAKEN
     staleness: int = 0
     arrived: int = 0
     called_off: bool = False
+    rows_wanted: int = 0
     samples: int = 0
 
 

@@ -8,6 +8,7 @@ recorded schedule. The six questions are asked in turn of every contribution:
            -> finite?                       no: Discard, counts as having come (if it is of this round)
            -> any work in it?               no: it came, and that is all (a worker without clients in a round)
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
+           -> rows of tables                FoldRows, where they step at once
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
            -> gather: enough together?      yes: Fold; Cancel or answer the members; version + 1
               (under a grace: or begin it. It ends when all have come, or with the first Ticked at `grace_until_s`)
@@ -25,11 +26,13 @@ Promises, asserted here and checked from outside by the tests:
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
 4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
-6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`).
+6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`);
+7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Self
 
 import msgspec
@@ -40,6 +43,7 @@ from plesio.core.events import Effect, Event, Pushed, Verdict
 from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.membership import Membership, MembershipState, Seat
+from plesio.core.row_requests import RowRequests
 from plesio.strategy import Strategy
 from plesio.strategy.questions import Arrival
 
@@ -78,6 +82,7 @@ class Sequencer:
         self._gather = strategy.gather
         self._release = strategy.release
         self._after_fold = strategy.release.after_fold
+        self._rows = RowRequests(strategy)
         self._may_be_empty = strategy.send.stepped  # a gradient may be of a later pass of the same step
         self._cancels = strategy.release.cancel_late
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
@@ -118,6 +123,7 @@ class Sequencer:
         [1, 1]
         """
         leases = DataLeases.restore(state.leases, workers, stealing)
+        leases.may_change = strategy.every.by_client
         sequencer = cls(strategy, workers, leases, silence_s)
         sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
@@ -226,6 +232,8 @@ class Sequencer:
     def _of_data(self, event: Event, seat: Seat) -> None:
         if isinstance(event, events.LeaseWanted):
             self._lease(event)
+        elif isinstance(event, events.RowsWanted):
+            self._effects += self._rows.wanted(event, seat)
         elif isinstance(event, events.Reported):
             self.version += event.versions
             self.leases.folded(self.leases.consume(event.worker, event.batches))
@@ -253,7 +261,13 @@ class Sequencer:
         self.leases.give_back(self.leases.consume(seat.worker, batches))
         if seat.called_off:
             seat.called_off = False
-            self._effects += call_off((seat,), self.version)
+            self._call_off((seat,))
+
+    def _call_off(self, seats: Collection[Seat]) -> None:
+        for effect in call_off(seats, self.version):
+            self._effects.append(effect)
+            if isinstance(effect, events.Cancel):
+                self._effects += self._rows.served_late(self.members.seats[effect.worker])
 
     # Contributions
 
@@ -265,15 +279,15 @@ class Sequencer:
             return
         assert seat.waiting is None, "a worker waits for one answer at a time"
         members.pushed(seat, event.number)
-        seat.staleness = self.version - seat.computing
+        seat.staleness = self.version - (seat.before if event.adopted_at else seat.computing)
         assert seat.staleness >= 0, "nothing is computed from a version to come"
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
         if not event.finite:
             self.leases.skip(batches)
             self._turn_down(event, seat, Verdict.NOT_FINITE)
-        elif not event.steps and self._may_be_empty:
+        elif self._may_be_empty and not (event.steps or event.earlier):
             self._empty(event, seat, batches)
-        elif not (self._admit.unconditional or self._admit.admits(seat.staleness)):
+        elif not (self._admit.unconditional or self._admit.admits(self.version - seat.computing)):  # of its round
             self.leases.give_back(batches)
             self._turn_down(event, seat, Verdict.STALE)
         else:
@@ -293,7 +307,7 @@ class Sequencer:
         worker: that starts again from the current version now."""
         seat.verdict = verdict
         self._discard(event.worker, event.incarnation, event.number, verdict, seat.staleness, event.samples)
-        if self._after_fold and self._admit.admits(seat.staleness):
+        if self._after_fold and self._admit.admits(self.version - seat.computing):
             self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
         elif self._after_fold:
             self._grant(seat)
@@ -310,10 +324,12 @@ class Sequencer:
         weight = 1.0
         if not self._weigh.unconditional:
             seat.samples = event.samples or seat.samples
-            work = seat.samples or event.steps
+            work = seat.samples or event.steps or 1
             arrival = Arrival(seat.staleness, self.workers, work, self.version, self.leases.epochs_done)
             weight = self._weigh.weight(arrival)
-        self._pending.append(Pending(event, seat.computing, weight, batches, counts=True))
+        self._pending.append(Pending(event, self.version - seat.staleness, weight, batches, counts=True))
+        if event.rows:
+            self._effects += self._rows.stepped_at_once(event)
         if self._holds:
             self._effects.append(events.Hold(event.worker, event.number, weight))
 
@@ -366,7 +382,7 @@ class Sequencer:
                 if seat is not None:
                     self._grant(seat)
         if self._cancels and counting:
-            self._effects += call_off(self.members.seats.values(), self.version)
+            self._call_off(self.members.seats.values())
 
     def _release_by_clock(self) -> None:
         """Release waiting workers by the release rule: all of them if the slowest clock moved, else only the sender."""
@@ -381,13 +397,15 @@ class Sequencer:
 
     def _grant(self, seat: Seat) -> None:
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
+        if seat.rows_wanted:
+            self._effects += self._rows.served_late(seat)
         by_other = seat.worker != self._sender
         self._effects += (
             events.Show(seat.worker, self.version),
             events.Grant(seat.worker, seat.waiting, self.version, seat.verdict, seat.staleness, by_other),
         )
         self.members.answered(seat, self._now_s)
-        seat.computing = self.version
+        seat.before, seat.computing = seat.computing, self.version
 
     def _discard(
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0

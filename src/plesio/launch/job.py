@@ -17,6 +17,7 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
+from plesio.tables.module import Table
 from plesio.transport.secure import Credentials
 
 
@@ -26,7 +27,8 @@ class Listening:
 
     `token`: what they have to prove that they know; `credentials`: for TLS, None without; `rejoin_s`: how long a run whose
     workers are all gone waits for one of them; `trusts`: whether a worker may send code, as the structure of its model is,
-    which evaluating takes: on Ray, where whoever is in the cluster runs code anyway.
+    which evaluating takes: on Ray, where whoever is in the cluster runs code anyway; `servers_join`: how many of the run's
+    table servers come, too, the last ones.
     """
 
     host: str
@@ -35,6 +37,7 @@ class Listening:
     credentials: Credentials | None
     rejoin_s: float
     trusts: bool = False
+    servers_join: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,16 @@ class Job:
         return self.train
 
     @property
+    def table_servers(self) -> int:
+        """How many processes hold the rows of tables, if the server does not hold them itself."""
+        return self.config.servers if self.config.servers > 1 else 0
+
+    @property
+    def servers_here(self) -> int:
+        """How many of these the run starts."""
+        return self.table_servers - (self.listening.servers_join if self.listening is not None else 0)
+
+    @property
     def comes_and_goes(self) -> bool:
         """Whether workers may come, and come back, while others train."""
         return self.listening is not None or self.config.seats > self.config.workers
@@ -84,6 +97,8 @@ def pace_of(config: RunConfig, worker: int) -> float:
 class Outcome:
     final: Final | None = None
     state_dict: dict[str, torch.Tensor] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    """The tables of the model by name, with their rows."""
     history: list[Evaluation] = field(default_factory=list)
     logged: Logbook = field(default_factory=Logbook)
     clients: ClientBook = field(default_factory=ClientBook)

@@ -8,11 +8,12 @@ it asks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from plesio.errors import PlesioError, StopRun, error_class
@@ -26,21 +27,27 @@ from plesio.protocol.worker import (
     LeaseRequest,
     Refused,
     Regrouped,
+    RowsRequest,
+    RowsServed,
     StateGiven,
     Welcome,
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.tables.file import KeptRows
+from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
 from plesio.transport.ring import Ring
+from plesio.transport.row_slots import RowSlots
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.among_peers import PeerBell
+from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -51,9 +58,10 @@ from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
 from plesio.worker.replicas.parameters import ParameterReplica
 from plesio.worker.replicas.replica import SharedReplica
+from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
-Reply = TypeVar("Reply", Welcome, LeaseReply, Regrouped, StateGiven, GroupGiven)
+Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, Regrouped, StateGiven, GroupGiven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,7 @@ class Place:
         held: where checkpoints find what the worker holds of its own.
         wanted, keeps: as `OwnStepExchange` takes them.
         state: fetches the state of the optimizer that steps at the server.
+        rows: where it asks each server for rows of tables; `bring`: takes those that the `first` worker's tables have.
     """
 
     layout: Layout
@@ -81,6 +90,8 @@ class Place:
     wanted: Callable[[], int] = lambda: 0
     keeps: bool = False
     state: Callable[[], tuple[Carried, SharedBlock]] | None = None
+    rows: Sequence[RowSlots] = ()
+    bring: Callable[[Mapping[str, KeptRows]], object] = lambda rows: None
 
 
 class Participation(ABC):
@@ -89,6 +100,8 @@ class Participation(ABC):
 
     server_pid = 0
     inline = False
+    away = False
+    """Whether it is on another host than the server."""
     hosts = Hosts()
     lenient: bool
     refused = False
@@ -101,12 +114,17 @@ class Participation(ABC):
     _exchange: Exchange | None = None
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _begun_s: float | None = None
+    _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
+    _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 
-    def __init__(self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool) -> None:
+    def __init__(
+        self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool, stealing: bool
+    ) -> None:
         self.rank = rank
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self.in_parts = not stealing
         self.now_s = timer.now_s
         self._timer = timer
         self._strategy = strategy
@@ -126,7 +144,15 @@ class Participation(ABC):
 
     @abstractmethod
     def _leased(self, request: LeaseRequest) -> LeaseReply:
-        """Ask the server for data."""
+        """Ask the server for data, unless that was done `ahead`, and wait for the reply."""
+
+    def _rows(self, request: RowsRequest) -> None:
+        """Ask the server for rows of tables, and wait until they are there; what was asked `ahead` is only waited for."""
+        raise NotImplementedError
+
+    def _send_rows(self, request: RowsRequest) -> None:
+        """Ask the server for rows of tables ahead."""
+        raise NotImplementedError
 
     # What all do
 
@@ -145,6 +171,9 @@ class Participation(ABC):
         place = self._seated(given, hello, carried)
         self._fetch = place.state
         hand_over(given.optimizer, carried, tensors, place.initial, place.first)
+        tables = named_tables(given.model)
+        if place.first and any(one.rows for one in tables.values()):
+            place.bring({name: one.kept() for name, one in tables.items()})
         exchange = self._exchange = self._build(given, tensors, place, used)
         self._ready(place)
         self.state.begin(0)
@@ -166,12 +195,23 @@ class Participation(ABC):
             replicated = ParameterReplica(*own, place.ring.first.read)
             group = self._regrouped, self.hosts
             return AllReduceExchange(self.state, given.optimizer, replicated, *peers, given.model, *group)
-        to_server = bell, *line, strategy, self._every, place.held
+        to_server = bell, *line, strategy, self._every, place.held, self._goes_on if self.late else None
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
-        replica = replica_for(strategy)(*own, place.slot)
-        return ServerExchange(self.state, given.optimizer, replica, *to_server)
+        replica = replica_for(strategy)(*own, place.slot, self.late)
+        kind = ClientExchange if strategy.every.by_client else ServerExchange
+        exchange = kind(self.state, given.optimizer, replica, *to_server)
+        if place.rows:
+            row_tables, several = named_tables(given.model), strategy.send.stepped
+            reader = self.rank if place.rows[0].readers > 1 else 0  # in places of its own
+            exchange.has_tables(RowExchange(row_tables, place.rows, reader, self._rows, self._send_rows, several))
+        return exchange
+
+    @property
+    def late(self) -> bool:
+        """Whether this worker goes on while an answer travels."""
+        return self._strategy.goes_on(self.away)
 
     def _regrouped(self) -> Regrouped:
         return self._ask(Regrouped, "the group it is in from now on")
@@ -184,21 +224,26 @@ class Participation(ABC):
         assert isinstance(reply, kind), "a worker knows what comes next"
         return reply
 
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
+    def lease(self, request: LeaseRequest) -> LeaseReply:
         """Ask the server; what was done since is told first, so that it need not be asked about."""
         if self.state.stopped and not self.inline:
             raise StopRun("the run is over")  # also for a loop without end
         if self._exchange is not None:
             self._exchange.report()
-        self.state.epochs = epoch + 1 if most else self.state.epochs
+        self.state.epochs = request.epoch + 1 if request.most else self.state.epochs
         while True:
             try:
-                return self._leased(LeaseRequest(epoch, total, most, unused, digest))
+                return self._leased(request)
             except SeatLostError as lost:
                 if not isinstance(self._exchange, ServerExchange):
                     raise
                 self._exchange.begin(lost)
-                unused = 0  # what it was leased is leased to others
+                request = replace(request, unused=0, ahead=False)  # what it was leased is leased to others
+
+    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
+        if due and self._exchange is not None:
+            self._exchange.report()
+        return not self.state.stopped and self._send_ahead(request, due)
 
     def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
         """The state of the optimizer that steps at the server; None on another host: it may be large, and a checkpoint has it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
+from plesio.tables.converted import weights_of
+from plesio.tables.module import Table
 from plesio.worker.warn import warn, warn_at_end
 
 
@@ -52,6 +54,7 @@ class Run:
     Attributes:
         summary: everything measured, see `plesio.observe.summary.Summary`.
         state_dict: the final global parameters, buffers and shared tables under their PyTorch names.
+        tables: the model's tables (`ps.Table`) by name, with their rows; they need no run.
         folder: where it was written, or None.
         returned: what `train` returned, by worker. None for a worker that died, was still training at the end, or joined from
             elsewhere. None, too, for what cannot be pickled or takes more than 16 MB.
@@ -67,7 +70,9 @@ class Run:
         state_dict: dict[str, torch.Tensor],
         folder: Path | None,
         returned: Sequence[Any] = (),
+        tables: Mapping[str, Table] = {},
     ) -> None:
+        self.tables = dict(tables)
         self.returned = list(returned)
         self.summary = summary
         self.state_dict = state_dict
@@ -102,8 +107,10 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> 
     summary = _summary(config, outcome, final)
     if config.data == "leases" and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits
         summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or "")
+    outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
     if folder is not None:
-        lacking = folder.write(summary, outcome.state_dict)
+        rows = {f"table-{name.replace('/', '_')}.safetensors": one.save for name, one in outcome.tables.items()}
+        lacking = folder.write(summary, outcome.state_dict, rows)
         if lacking:  # a full disk is no reason to lose what was trained
             why = "; ".join(dict.fromkeys(lacking.values()))
             warn(
@@ -111,7 +118,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> 
                 "weights are in what run returns: save run.state_dict where there is room"
             )
     returned = [outcome.returned.get(worker) for worker in range(len(summary.workers))]
-    return Run(summary, outcome.state_dict, folder.path if folder else None, returned)
+    return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables)
 
 
 def check_finite(done: Run) -> None:
@@ -141,6 +148,7 @@ def warn_of_nothing(done: Run) -> None:
 def warn_of_few_rounds(strategy: Strategy, momentum: float, rounds: int) -> None:
     """Warn where an outer momentum had too few rounds to be ahead of plain averaging (docs/local-steps.md)."""
     needed = round(10 / (1 - momentum)) if 0 < momentum < 1 else 0
+    rounds //= strategy.send.fragments  # of each part
     if strategy.gather.in_rounds and not strategy.every.by_client and 0 < rounds < needed:
         warn_at_end(
             f"{strategy.name}: outer momentum {momentum:g} needs about {needed} rounds to be ahead of plain averaging, and "
@@ -155,6 +163,7 @@ def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
         strategy=config.strategy.name,
         recipe=config.strategy.recipe,
         start_up_s=outcome.start_up_s,
+        row_servers=final.now.row_servers,
         history=tuple(outcome.history),
         logged=tuple(outcome.logged),
         clients=outcome.clients.summaries(),

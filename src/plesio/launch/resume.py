@@ -6,16 +6,17 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from plesio.config import SETTINGS, RunConfig
+import msgspec
+
 from plesio.config.checkpoint import Checkpoint
 from plesio.errors import CheckpointError
+from plesio.launch.change import Change, change_of
 from plesio.launch.job import Job
 from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.server.checkpointer import Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest
-from plesio.strategy import Strategy
 from plesio.worker.warn import warn
 
 ALLOWED = (
@@ -28,19 +29,22 @@ NO_JOURNAL = f"{UNKNOWN}: there is no journal"
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A checkpoint to go on from. `undone`: the updates after it, which are lost; `unknown`: why their number is not known."""
+    """A checkpoint to go on from. `undone`: the updates after it, which are lost; `unknown`: why their number is not known;
+    `change`: the strategy, or the number of workers, is another."""
 
     saved: Saved
     undone: int = 0
     unknown: str = ""
+    change: Change | None = None
 
     @property
-    def incident(self) -> Incident:
+    def incidents(self) -> list[Incident]:
         version, undone = self.saved.manifest.version, self.undone
         passed = f", passing over what is newer: {'; '.join(self.saved.passed)}" if self.saved.passed else ""
         went = f"the run had got to version {version + undone}: " if undone else ""
         lost = self.unknown or f"{went}{undone} update{'' if undone == 1 else 's'} undone"
-        return Incident(0.0, None, f"resumed at version {version} from {self.saved.path}{passed}; {lost}")
+        what = f"resumed at version {version} from {self.saved.path}{passed}; {lost}"
+        return [Incident(0.0, None, words) for words in (what, self.change and self.change.words) if words]
 
 
 def resumption(job: Job) -> Resumption | None:
@@ -48,47 +52,23 @@ def resumption(job: Job) -> Resumption | None:
     config, saved = job.config, None
     if config.resume is not None:
         saved = latest(_checked(config.resume))
-        _check_same(saved, config)
     if config.checkpoint is not None and config.checkpoint.folder is not None:
         check_free(Path(config.checkpoint.folder), saved)
     if saved is None:
         return None
-    manifest = saved.manifest
+    manifest, change = saved.manifest, change_of(saved, config)
     undone, unknown = _undone(manifest)
+    if change is not None and change.loses:
+        warn(change.words)
     if unknown and unknown != NO_JOURNAL:
         warn(f"resumed from {saved.path}; {unknown}")
-    if manifest.train_hash and manifest.train_hash != train_hash(job.train):
+    if change is None and manifest.train_hash and manifest.train_hash != train_hash(job.train):
         warn(
             f"resumed from {saved.path}; the training function, or something else in its file, has changed since (resume= that "
             f"was added is such a change). The run goes on with the new file. Only plesio replay cannot do the whole run again: "
             f"up to version {manifest.version} it needs the old file, from there on the new one"
         )
-    return Resumption(saved, undone, unknown)
-
-
-def _check_same(saved: Saved, now: RunConfig) -> None:
-    """Raise `CheckpointError` where a setting that a resumed run keeps is another; name every difference."""
-    manifest = saved.manifest
-    strategy = Strategy.from_data(manifest.strategy, manifest.fields)
-    seats = len(manifest.progress)
-    seed = now.seed if now.seeded == manifest.seed else manifest.seed
-    most = seats if seats > manifest.workers or now.workers_max is not None else None
-    was = RunConfig(strategy=strategy, workers=manifest.workers, workers_max=most, engine=now.engine, seed=seed)
-    differing = [name for name, one in SETTINGS.items() if one.fixed and getattr(was, name) != getattr(now, name)]
-    if differing:
-        raise CheckpointError(
-            f"{saved.path} is of a run with {_in_words(was, differing, now)}, this one has "
-            f"{_in_words(now, differing, was)}; resume with the same, or begin a new run and load weights.safetensors in "
-            "the training function"
-        )
-
-
-def _in_words(config: RunConfig, names: list[str], other: RunConfig) -> str:
-    values: dict[str, object] = {name: getattr(config, name) for name in names}
-    if "strategy" in values:
-        same_name = config.strategy.name == other.strategy.name
-        values["strategy"] = config.strategy if same_name else config.strategy.name
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+    return Resumption(saved, undone, unknown, change)
 
 
 def _checked(path: Path) -> Path:
@@ -150,7 +130,9 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
     if begin_from is not None:
         manifest = begin_from.saved.manifest
         incarnation = 1 + max(manifest.order.members.last_incarnation.values(), default=0)
-        if journal is not None and not begin_from.unknown:  # it begins with what the old one says up to the checkpoint
+        if begin_from.change is not None:
+            keeping = msgspec.structs.replace(keeping, begins=begin_from.change.begins)
+        elif journal is not None and not begin_from.unknown:  # it begins with what the old one says until then
             with open(manifest.journal, "rb") as old:
                 journal.write_bytes(old.read(manifest.position))
             if job.sources:

@@ -35,7 +35,6 @@ from plesio.observe.provenance import name_of, source_of
 from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
 from plesio.observe.surroundings import surroundings
-from plesio.strategy import Strategy
 from plesio.tensors.outer_optimizer import momentum_of
 from plesio.worker.randomness.seeding import RandomState
 
@@ -78,7 +77,7 @@ def start(
     config = _reduced_here(config, door)
     momentum = momentum_of(config.strategy)
     if door is not None:
-        _check_door(config.strategy, door.listening)
+        _check_door(config, door.listening)
     cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
     job = Job(
         config=config,
@@ -116,7 +115,7 @@ def start(
         if outcome.begun_s is not None:
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:
-            outcome.incidents.insert(0, begin_from.incident)
+            outcome.incidents[:0] = begin_from.incidents
         done = result_of(config, outcome, folder)
         seen.summary = done.summary if done is not None else None
     if ctrl_c.pressed:
@@ -139,8 +138,13 @@ def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
     return config
 
 
-def _check_door(strategy: Strategy, listening: Listening) -> None:
-    """Make sure that workers from elsewhere can fold in the strategy's way."""
+def _check_door(config: RunConfig, listening: Listening) -> None:
+    """Make sure that workers from elsewhere can fold in the strategy's way, and that table servers are wanted."""
+    strategy, joining = config.strategy, listening.servers_join
+    if joining and not (0 < joining <= config.servers and config.servers > 1):
+        raise ConfigurationError(
+            f"{joining} of {config.servers} servers are to join: give servers= (--servers) 2 or more, of which so many may join"
+        )
     if strategy.via.in_shared_memory:
         raise ConfigurationError(
             f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "

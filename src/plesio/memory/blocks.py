@@ -9,13 +9,14 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
 | under `allreduce` | ring: 2 W for means, 1 W for parameters, one more with an evaluator; N W more where workers step |
-| what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, and error memories |
+| what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, error memories; fragments: 2 W |
+| rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rich.filesize import decimal
@@ -27,13 +28,17 @@ from plesio.memory.last_weights import LastWeights
 from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
 from plesio.strategy import Strategy
+from plesio.tables.file import KeptRows
 from plesio.tensors.after_step import same
 from plesio.tensors.arena import PAGE, Arena, Kind, Layout, Lies
+from plesio.tensors.cut import cut
 from plesio.tensors.model import Described, check_same
 from plesio.tensors.optimizer_spec import OptimizerSpec, check_same_optimizers
 from plesio.tensors.outer_optimizer import described
+from plesio.transport import row_slots
 from plesio.transport.board import Board
 from plesio.transport.held import Held
+from plesio.transport.row_slots import RowSlots
 
 MEANS = 2
 """Buffers of the ring for means, where these are what is folded: the parameters lie behind them."""
@@ -55,26 +60,27 @@ class Blocks:
         evaluates: bool,
         seats: int = 0,
         holds: bool = False,
+        servers: int = 1,
     ) -> None:
         self.strategy = strategy
         self.workers = workers
         self.seats = seats = max(workers, seats)
-        self._first = hellos[0]
-        self.model: Described = self._first.model
+        self.first = hellos[0]
+        self.model: Described = self.first.model
         self.structure = next((one.structure for one in hellos if one.structure), b"")
         if evaluates and not self.structure:
             raise ConfigurationError(
                 "evaluate is called with the model, which only a worker on the head's own host can hand over, and there is none: "
                 "start one there, or leave evaluate out and measure in the training function"
             )
-        self.layout = Layout(self.model.specs)
+        self.layout = Layout(cut(self.model.specs, strategy.send.fragments))
         self.after_step = same([one.after_step for one in hellos])
         self.tables = tables_at(self.model.tables)
         self._check_privacy()
         self.folds = strategy.via.at_server
         self.mirrored = strategy.via.by_collective
         self.gives_back_mean = strategy.gives_back_mean
-        self.specs = _specs_of(strategy, self._first, workers)
+        self.specs = _specs_of(strategy, self.first, workers)
         for hello in hellos[1:]:
             self.check(hello)
         self.carried = self.specs[0].carried if strategy.steps_at_server else None
@@ -97,9 +103,16 @@ class Blocks:
         self._ring = SharedBlock.create(self.layout.nbytes * blocks, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), seats)
+        self.servers = servers
+        self.rows = tuple(RowSlots.create(self.first.tables, seats + 1) for _ in range(servers) if self.first.tables)
+        """Where rows of tables are asked for, of each server, by workers and, behind them, the evaluator."""
+        self.bells: tuple[int, ...] = ()
+        """What several servers of these ring, by reader."""
+        self.brought: Mapping[str, KeptRows] = {}
+        """The rows of the first worker's tables, which training begins with."""
         self.ring = arenas(self._ring, self.layout, blocks)
         self.slots = arenas(self._slots, self.layout, slots)
-        self.versions = Versions(self.ring[:buffers])
+        self.versions = Versions(self.ring[:buffers], strategy.computes_ahead)
         self.packed = self.ring[buffers:]
         """Where packed answers go."""
         self.homes = self.slots[seats:]
@@ -120,9 +133,10 @@ class Blocks:
         """Make sure that a worker goes with the first one: where optimizers step for all, these have to be the same, too."""
         if self.after_step is not None or hello.after_step is not None:
             same([self.after_step, hello.after_step])
-        check_same(self.layout, Layout(hello.model.specs), hello.worker, self._first.worker)
+        check_same(self.layout, Layout(hello.model.specs), hello.worker, self.first.worker)
+        row_slots.check_same(self.first.tables, hello.tables, hello.worker, self.first.worker)
         if self.strategy.outer.of_user or self.strategy.outer.in_worker:
-            check_same_optimizers(self._first.optimizers, hello.optimizers, hello.worker, self._first.worker)
+            check_same_optimizers(self.first.optimizers, hello.optimizers, hello.worker, self.first.worker)
 
     @property
     def ring_descriptor(self) -> int:
@@ -132,10 +146,15 @@ class Blocks:
     def shared_bytes(self) -> int:
         return self._ring.nbytes + self._slots.nbytes + sum(block.nbytes for block in self._state) + PAGE
 
-    def welcome(self, first: bool) -> tuple[Welcome, tuple[int, ...]]:
+    def welcome(self, worker: int, first: bool) -> tuple[Welcome, tuple[int, ...]]:
         """What to tell a worker, with descriptors; the `first` hands over the initial weights."""
-        held = (self.held.fd,) if self.held is not None else ()
-        return Welcome(len(self.ring), first), (self._ring.fd, self._slots.fd, self.board.descriptor, *held)
+        more = [one.fd for one in (self.held, *self.rows) if one is not None]
+        fds = self._ring.fd, self._slots.fd, self.board.descriptor, *more, *self.bell_of(worker)
+        return Welcome(len(self.ring), first, len(self.rows)), fds
+
+    def bell_of(self, reader: int) -> tuple[int, ...]:
+        """Its descriptor, if several servers hold rows of tables."""
+        return self.bells[reader : reader + 1] if self.rows else ()
 
     def lies(self, buffer: int) -> Lies:
         """Where a buffer of the ring lies."""
@@ -153,8 +172,10 @@ class Blocks:
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""
-        self._ring.close()
-        self._slots.close()
+        for block in (self._ring, self._slots):
+            block.close()
+        for slots in self.rows:
+            slots.close()
 
 
 def _specs_of(strategy: Strategy, first: Hello, workers: int) -> tuple[OptimizerSpec, ...]:
@@ -173,7 +194,9 @@ def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str)
 
 
 def most_read(strategy: Strategy, workers: int) -> int:
-    """How many versions workers read at once, at most: one each; two, who was called off and does not know yet."""
+    """How many versions workers read at once, at most: one each; two, where it computes ahead, or was called off."""
+    if strategy.computes_ahead:
+        return 2 * workers
     late = workers - strategy.gather.size(workers) if strategy.release.cancel_late else 0
     return workers + late
 

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from plesio.core.events import Fold
 from plesio.memory.gather import AllAtOnce, Gather, InTurn, NewArena, held_by
@@ -108,6 +110,13 @@ class Folder:
         """Go on from these; the tensors that `kept` then names are to be filled."""
         for name, part in self._parts.items():
             part.restore(numbers[name])
+
+    def go_on(self, name: str, numbers: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """One part goes on from these."""
+        part = self._parts[name]
+        part.restore(numbers)
+        for key, tensor in part.kept().tensors.items():
+            tensor.copy_(tensors[key])
 
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything but what it was shown, and the buffer is empty."""

@@ -97,7 +97,7 @@ class AllAtOnce(Gather):
         new_arena: NewArena,
     ) -> None:
         super().__init__(versions, slots)
-        self._leaves_out = not strategy.send.stepped and not strategy.gives_back_mean
+        self._leaves_out = (not strategy.send.stepped and not strategy.gives_back_mean) or strategy.send.fragments > 1
         self._looks_back = looks_back
         self._held_absent = ALL  # of all that is in the buffer
         codec = strategy.send.codec
@@ -111,7 +111,7 @@ class AllAtOnce(Gather):
         assert self._held is not None, "only a buffer that lets workers go on holds"
         slot = self._slots[worker]
         absent = self._absent.get(worker, 0) if self._leaves_out else 0
-        unpacked = slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0])
+        unpacked = slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0], absent)
         self._held.add(unpacked, weight, absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, weight)
@@ -122,7 +122,7 @@ class AllAtOnce(Gather):
         absent = self._absent_in(fold) if self._absent or fold.held else 0
         if len(fold.members) > 1 and self._absent and self._leaves_out and not fold.held:
             self._fill_up(fold, absent)
-        slots, shares = self._parts(fold)
+        slots, shares = self._parts(fold, absent)
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
         then = self._versions.of(worker) if self._looks_back else None
         return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then),)
@@ -134,7 +134,7 @@ class AllAtOnce(Gather):
             for segment in layout.lacking(self._absent.get(member.worker, 0)) - layout.lacking(absent):
                 self._slots[member.worker].flat[segment].zero_()
 
-    def _parts(self, fold: Fold) -> tuple[list[Arena], list[float]]:
+    def _parts(self, fold: Fold, absent: int) -> tuple[list[Arena], list[float]]:
         if fold.held:
             assert self._held is not None, "held contributions lie in the buffer"
             return [self._held.take_mean(fold.total_weight)], [1.0]
@@ -142,7 +142,7 @@ class AllAtOnce(Gather):
             return [self._slots[fold.members[0].worker]], [1.0]
         slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
         if self._packing is not None:
-            return [self._packing.mean_into(self._unpacked, slots, shares)], [1.0]
+            return [self._packing.mean_into(self._unpacked, slots, shares, absent)], [1.0]
         if self._noise is not None:
             mean_into(slots[0], slots, shares)
             self._noise.add(slots[0], len(slots))

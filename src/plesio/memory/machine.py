@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,10 +18,13 @@ from plesio.memory.folder import Folder, build_folder
 from plesio.memory.momenta import keeps_momentum
 from plesio.memory.own_weights import OwnWeights
 from plesio.memory.port import Kept, Memory
-from plesio.protocol.worker import Answer, Beginning, Contribution
+from plesio.memory.row_servers import RowServers
+from plesio.memory.row_tables import HASH
+from plesio.memory.taking_over import take_over
+from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
 from plesio.strategy.answers import Codec
 from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import Arena, Kind, Lies
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Lies
 from plesio.tensors.carrying import Carried
 from plesio.tensors.checksum import weights_hash, window_checksum
 from plesio.tensors.finite import are_finite
@@ -34,34 +37,42 @@ EVALUATOR, ENGINE = -1, -2
 
 
 class Machine(Memory):
-    """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next."""
+    """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next. `rows`: of
+    tables, if other processes hold them."""
 
-    def __init__(self, blocks: Blocks, in_one_process: bool = False) -> None:
+    def __init__(self, blocks: Blocks, in_one_process: bool = False, rows: RowServers | None = None) -> None:
         strategy = blocks.strategy
         self.blocks = blocks
         self.push_bytes = self._bytes_by(strategy.send.codec)
         self.answer_bytes = self._bytes_by(strategy.adopt.codec)
         self._own = OwnWeights(blocks, in_one_process) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
+        self._parts = [ALL_PARTS] * blocks.seats  # that it was of
+        self._in_parts = blocks.layout.parts > 1
         self._places = [0] * blocks.seats  # the buffer that each was shown last
         self._final: int | None = None
         self._folder: Folder | None = None
+        if blocks.rows:
+            self.rows = rows or RowServers.here(blocks.rows, strategy.rows.at_once)
 
-    def _bytes_by(self, codec: Codec | None) -> int:
+    def _bytes_by(self, codec: Codec | None) -> dict[int, int]:
+        """By part of the model."""
         layout = self.blocks.layout
-        return Packing(layout, codec).nbytes if codec is not None else layout.payload_bytes
+        of = Packing(layout, codec).nbytes if codec is not None else layout.payload_bytes
+        return {part: of(part) for part in (ALL_PARTS, *range(layout.parts))}
 
     @property
     def plain_bytes(self) -> int:
-        return 0 if self.row_bytes else self.blocks.layout.payload_bytes
+        return 0 if self.row_bytes else self.blocks.layout.payload_bytes()
 
     @property
     def row_bytes(self) -> int:
-        return self._folder.row_bytes if self._folder is not None else 0
+        rows = self._folder.row_bytes if self._folder is not None else 0
+        return rows + self.rows.nbytes if self.rows is not None else rows
 
     @property
     def shared_bytes(self) -> int:
-        return self.blocks.shared_bytes
+        return self.blocks.shared_bytes + sum(slots.nbytes for slots in self.blocks.rows)
 
     @property
     def folder(self) -> Folder:
@@ -83,8 +94,11 @@ class Machine(Memory):
 
     @property
     def note(self) -> str:
-        after = self.blocks.after_step
-        return f"after each step the weights go through {after.name}" if after is not None else ""
+        after, idle = self.blocks.after_step, self.blocks.servers > 1 and not self.blocks.rows
+        notes = [f"after each step the weights go through {after.name}"] if after is not None else []
+        if idle:
+            notes.append(f"the model has no tables: {self.blocks.servers} servers have nothing to hold")
+        return "; ".join(notes)
 
     def begin(self, version: int, carry: bool = True) -> None:
         """As the port has it; `carry`: with the state that the user's optimizer brings."""
@@ -98,6 +112,9 @@ class Machine(Memory):
             buffer.copy_from(blocks.ring[0])
         if self._own is not None:
             self._own.go_back(version)
+        if self.rows is not None and blocks.brought:
+            self.rows.begin_with(blocks.brought)
+            blocks.brought = {}  # a copy of them all
         if advice := self._advice():
             warnings.warn(advice, RuntimeWarning, stacklevel=2)
 
@@ -138,6 +155,9 @@ class Machine(Memory):
             self.folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
             if self._own is not None:
                 self._own.told(worker, made.settings)
+        if self._in_parts:
+            part = self._parts[worker] = made.beside.part
+            self.part_bytes += self.push_bytes[part]
         if made.rows or made.absent != self._absent[worker]:
             self._absent[worker] = made.absent
             self.folder.came(worker, of_bits(made.absent), made.rows)
@@ -146,9 +166,11 @@ class Machine(Memory):
         folder = self._folder
         if folder is None:  # the workers fold
             return
+        if self.rows is not None:  # they step before the version of their contribution is made
+            self.rows.do(effect)
         kind: type = type(effect)
         if kind is Show:
-            self._places[effect.worker] = folder.publish(effect.worker, effect.unasked)
+            self._places[effect.worker] = folder.publish(effect.worker, effect.unasked, self._parts[effect.worker])
         elif kind is Fold:
             if self._own is not None:
                 self._own.check(effect)
@@ -163,6 +185,9 @@ class Machine(Memory):
     def located(self, worker: int, answer: Answer) -> Located:
         if self._own is not None and isinstance(answer, Beginning):
             return Located(answer, MEANS)  # behind which the parameters lie
+        if self._in_parts and isinstance(answer, GoOn):
+            answer.part = self._parts[worker]
+            self.part_bytes += self.answer_bytes[answer.part]
         return Located(answer, self._places[worker])
 
     def whole(self, answer: Answer) -> Located:
@@ -172,10 +197,12 @@ class Machine(Memory):
     # What others may see
 
     def checksum(self, version: int) -> int:
-        return window_checksum(self.folded.bytes, version)
+        window = window_checksum(self.folded.bytes, version)
+        return (window + self.rows.take_checksum()) % HASH if self.rows is not None else window
 
     def digest(self) -> str:
-        return weights_hash(self.current.memory)
+        weights = weights_hash(self.current.memory)
+        return f"{weights} {self.rows.checksum():016x}" if self.rows is not None else weights
 
     def not_finite(self) -> str:
         parameters = self.current if self._final is None else self.blocks.ring[self._final]
@@ -222,12 +249,22 @@ class Machine(Memory):
     # Checkpoints
 
     def kept(self) -> Kept:
-        return saved.kept(self.blocks, self.current, self.folder.kept())
+        kept = saved.kept(self.blocks, self.current, self.folder.kept())
+        return kept if self.rows is None else kept._replace(numbers=kept.numbers | {"clock": self.rows.clock})
 
-    def restore(self, kept: Kept, name: str, version: int) -> None:
+    def restore(self, kept: Kept, name: str, version: int) -> Mapping[int, bytes]:
+        numbers = dict(kept.numbers)
+        clock = numbers.pop("clock", 0)
         saved.load_weights(self.blocks, kept, name)
         self.begin(version, carry=False)
-        saved.load_state(self.folder, kept, name)
+        own = kept.own
+        if kept.was is not None:
+            own = take_over(self.blocks, self.folder, kept.was, kept)
+        else:
+            saved.load_state(self.folder, kept._replace(numbers=numbers), name)
+        if self.rows is not None:
+            self.rows.restore(*kept.tables, clock)
+        return own
 
     def go_back(self, version: int) -> None:
         if self._own is not None:
@@ -235,6 +272,8 @@ class Machine(Memory):
 
     def begin_anew(self) -> None:
         self.folder.begin_anew()
+        if self.rows is not None:
+            self.rows.begin_anew()
 
     @property
     def holds(self) -> bool:
@@ -263,8 +302,11 @@ class Machine(Memory):
             self._own.look_at(min(members), version)
 
     def hand_on(self, worker: int) -> None:
+        self._parts[worker] = ALL_PARTS
         if self._own is not None:
             self._own.hand_on(worker)
+        if self.rows is not None:
+            self.rows.forget(worker)
 
     def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
         return self._own.left(worker, died, waiting, version) if self._own is not None else ""

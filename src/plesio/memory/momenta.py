@@ -32,7 +32,7 @@ from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
 from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind
 from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
@@ -333,14 +333,13 @@ class Ahead(Publisher):
     def rewritten(self) -> None:
         self._momenta.ready = None  # it was of the weights before
 
-    def publish(self, reader: int, unasked: bool = False) -> int:
+    def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
         assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
         momenta, versions = self._momenta, self.versions
         momenta.live.add(reader)
         ready, momenta.ready = momenta.ready, None
         ats = momenta.optimizer.at()
         factors = momenta.factors(ats)
-        versions.release(reader)
         index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(ats, factors)
         out, master = versions.buffers[index], versions.buffers[versions.current]
         if self._after is not None and any(factors):  # else it is the master copy

@@ -3,7 +3,7 @@
 Nobody but the server has the true parameters (the ring's current buffer, which is never published). A worker goes on from what it
 was shown before, plus the packed difference between the true ones and that. So whatever a packing leaves out is in the next
 difference: the shown parameters are the error memory. The packed bytes lie in the second half of the ring, behind the buffer that
-they made.
+they made. Of a model in parts, what a worker is shown moves in the part that it exchanges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from plesio.core.events import Fold
 from plesio.memory.publish import Publisher, Versions
 from plesio.strategy.answers import Codec
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind
 from plesio.tensors.carrying import Kept
 from plesio.tensors.packing import Packing
 
@@ -31,8 +31,8 @@ class Packed(Publisher):
         super().__init__(versions, None)
         self._packing = Packing(versions.buffers[0].layout, codec).ready()
         self._packed = packed
-        self._made: dict[int | None, int] = {}
-        """The buffer made for this version, by the buffer it was packed against (None: whole)."""
+        self._made: dict[tuple[int | None, int], int] = {}
+        """The buffer made for this version, by the buffer it was packed against (None: whole) and the part that moves."""
 
     def next(self, fold: Fold, step: object) -> int:
         return self.versions.current
@@ -40,15 +40,15 @@ class Packed(Publisher):
     def made(self, index: int) -> None:
         self._made.clear()
 
-    def publish(self, reader: int, unasked: bool = False) -> int:
+    def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
         """Pin a buffer with what `reader` goes on from; readers that were shown the same share it."""
         assert not unasked, "who is called off takes the parameters whole"
         base = self.versions.index_of(reader)
-        index = self._made.get(base)
+        index = self._made.get((base, part))
         if index is None or not self.versions.is_pinned(index):
             index = self._spare()
-            self._show(base, index)
-            self._made[base] = index
+            self._show(base, index, part)
+            self._made[base, part] = index
         elif index == base:  # it has what is shown of this version: nothing moves
             self._packed[index].memory.zero_()
             self._packed[index].copy_from(self.versions.buffers[index], Kind.BUFFER)
@@ -74,32 +74,32 @@ class Packed(Publisher):
             for worker in [worker for worker, read in numbers["read"] if read == place]:
                 self.versions.pin(worker, index)
             if place in numbers["made"]:
-                self._made[index] = index
+                self._made[index, ALL_PARTS] = index
 
     def begin_anew(self) -> None:
         """As after a restore: what was shown of this version is shown again."""
-        self._made = {index: index for index in self._made.values()}
+        self._made = {(index, ALL_PARTS): index for index in self._made.values()}
 
     def whole(self, reader: int) -> int:
         """Pin a buffer with the true parameters."""
         index = self._spare()
-        self._show(None, index)
+        self._show(None, index, ALL_PARTS)
         self.versions.pin(reader, index)
         return index
 
     def _spare(self) -> int:
         index = self.versions.spare()
-        self._made = {base: made for base, made in self._made.items() if index not in (base, made)}
+        self._made = {by: made for by, made in self._made.items() if index not in (by[0], made)}
         return index
 
-    def _show(self, base: int | None, index: int) -> None:
+    def _show(self, base: int | None, index: int, part: int) -> None:
         buffers = self.versions.buffers
         true, new = buffers[self.versions.current], buffers[index]
         if base is None:
             new.copy_from(true)
             return
         before, packed = buffers[base], self._packed[index]
-        self._packing.pack(true, before, packed, None)
+        self._packing.pack(true, before, packed, None, part)
         packed.copy_from(true, Kind.BUFFER)
         new.copy_from(before)
-        self._packing.move(new, packed)
+        self._packing.move(new, packed, part)

@@ -6,6 +6,7 @@
 | Fold            | makes the next version of what was held, or lies in the members' slots             |
 | Show            | a worker reads the version from now on; where it lies goes with the next answer    |
 | Forget          | a worker reads nothing any more                                                    |
+| Serve, FoldRows | what `plesio.memory.row_tables` says of tables                                     |
 | Share           | learning rates are shared among another number of workers                         |
 
 Beside these it is told what came with a contribution (`told`), before the sequencer hears of that. Nobody else at the server
@@ -14,33 +15,45 @@ knows where tensors lie: a place travels in an answer, a welcome or a view, to w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from plesio.core.events import Effect
+from plesio.memory.row_servers import RowServers
 from plesio.protocol.worker import Answer, Contribution
+from plesio.strategy import Strategy
+from plesio.tensors.arena import ALL_PARTS
 from plesio.transport.doorbell import Located
 
 
 class Kept(NamedTuple):
-    """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, and the
-    `layout` in words."""
+    """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, the
+    `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, and the
+    strategy that it `was`, if that or the seats are others now."""
 
     weights: dict[str, torch.Tensor]
     tensors: dict[str, torch.Tensor]
     numbers: dict[str, Any]
     layout: tuple[str, ...]
+    tables: tuple[Path, tuple[str, ...]] = (Path(), ())
+    own: Mapping[int, bytes] = {}
+    was: Strategy | None = None
 
 
 class Memory:
     """A memory without tensors: before there is a model, where the workers fold, and in runs that ask for the time only."""
 
-    push_bytes = 0
-    """What a contribution takes, without the rows of tables."""
-    answer_bytes = 0
-    """What an answer takes."""
+    part_bytes = 0
+    """What travelled so far, where a model is exchanged in parts."""
+    rows: RowServers | None = None
+    """The rows of tables, if the model has any."""
+    push_bytes: Mapping[int, int] = {ALL_PARTS: 0}
+    """What a contribution takes, by its part of the model, without the rows of tables."""
+    answer_bytes: Mapping[int, int] = {ALL_PARTS: 0}
+    """What an answer to that takes."""
 
     @property
     def note(self) -> str:
@@ -97,11 +110,11 @@ class Memory:
     # Checkpoints
 
     def kept(self) -> Kept:
-        """What a checkpoint keeps; what waits to be folded is computed again."""
+        """What a checkpoint keeps, but for the rows of tables; what waits to be folded is computed again."""
         raise NotImplementedError
 
-    def restore(self, kept: Kept, name: str, version: int) -> None:
-        """Begin from what a checkpoint called `name` kept.
+    def restore(self, kept: Kept, name: str, version: int) -> Mapping[int, bytes]:
+        """Begin from what a checkpoint called `name` kept; what each worker begins with.
 
         Raises:
             CheckpointError: it is of another model or optimizer.

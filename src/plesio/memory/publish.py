@@ -6,7 +6,7 @@ buffer per reader, plus the current version and the one being written, there is 
 backup w_{t-tau} that delay compensation needs, at no cost.
 
 A worker whose step was cancelled reads its old buffer until it hears of that, and then the new one. It pins both, so each
-worker that can be late needs one buffer more.
+worker that can be late needs one buffer more. So does each one that computes the next gradient while an answer travels (`late`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from plesio.core.events import Fold
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import ALL_PARTS, Arena
 from plesio.tensors.rows import Tables
 
 
@@ -27,8 +27,9 @@ class Versions:
     1
     """
 
-    def __init__(self, buffers: Sequence[Arena]) -> None:
+    def __init__(self, buffers: Sequence[Arena], late: bool = False) -> None:
         self.buffers = tuple(buffers)
+        self._late = late
         self.current = 0
         self._pinned: dict[int, int] = {}
         self._left: dict[int, int] = {}  # the old buffer of a cancelled reader, which may still read it
@@ -43,7 +44,7 @@ class Versions:
         self._readers[index] += 1
         if last is None:
             return
-        if unasked:
+        if unasked or self._late:
             self._left[reader] = last
         else:
             self._readers[last] -= 1
@@ -80,7 +81,8 @@ class Versions:
         return self._readers[index] > 0
 
     def of(self, reader: int) -> Arena:
-        return self.buffers[self._pinned[reader]]
+        """The version that its last contribution was computed from."""
+        return self.buffers[self._left.get(reader, self._pinned[reader])]
 
     def spare(self) -> int:
         """A buffer that is neither pinned nor current."""
@@ -119,8 +121,9 @@ class Publisher:
     def rewritten(self) -> None:
         """It was written into once more."""
 
-    def publish(self, reader: int, unasked: bool = False) -> int:
-        """Pin the buffer `reader` is to go on from (`unasked`: beside the one it reads until it knows); its index."""
+    def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
+        """Pin the buffer `reader` is to take this part of the model from (`unasked`: beside the one it reads until it knows); its
+        index."""
         self.versions.pin(reader, self.versions.current, unasked)
         if self._tables is not None:
             self._tables.read(reader)

@@ -61,4 +61,5 @@ def _words(blocks: Blocks) -> tuple[str, ...]:
         + (", frozen at prepare" if spec.asleep else "")
         for spec in blocks.layout.specs
     ]
-    return (*tensors, *(f"{name}: {place.what}" for name, place in blocks.model.tables.items()))
+    rows = [f"{one.name}: table of rows of {one.dim} by {type(one.optimizer).__name__}" for one in blocks.first.tables]
+    return (*rows, *tensors, *(f"{name}: {place.what}" for name, place in blocks.model.tables.items()))

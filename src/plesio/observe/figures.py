@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from plesio.observe.amounts import number, percent
 from plesio.observe.comparison import Target
+from plesio.observe.rows import cells
 from plesio.observe.summary import EXTREMES, Span, Summary, telling
 
 Curve = list[tuple[float, float]]
@@ -38,6 +39,11 @@ def strategy(s: Summary) -> dict[str, Any]:
         by_worker = {"all": dict(sum(map(Counter, by_worker.values()), Counter()))}
     stale = {"mean": s.staleness.mean, "p99": s.staleness.p99, "max": s.staleness.max, "by_worker": by_worker}
     return {"name": s.strategy, "wall_s": s.wall_s, "folded": s.folded, "spent": _spent(s), "staleness": stale}
+
+
+def rows(summaries: Sequence[Summary]) -> list[list[Any]]:
+    """What became of the rows of tables: for each table the number of its strategy, its name and its figures."""
+    return [[k, name, *cells(one)] for k, s in enumerate(summaries) for name, one in s.rows.items()]
 
 
 def _spent(s: Summary) -> dict[str, list[float]]:

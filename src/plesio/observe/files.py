@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,17 @@ class RunFolder:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
         self._context, self._title, self._note, self._target = configuration, title, note, target
 
-    def write(self, summary: Summary, state_dict: dict[str, torch.Tensor]) -> dict[str, str]:
-        """Write the files of the end, the weights first. Returns the reason for each that cannot be written."""
+    def write(
+        self,
+        summary: Summary,
+        state_dict: dict[str, torch.Tensor],
+        others: Mapping[str, Callable[[Path], object]] = {},
+    ) -> dict[str, str]:
+        """Write the files of the end, the weights first; `others` by their names. Returns the reason for each that cannot be
+        written."""
         parts: dict[str, Callable[[Path], object]] = {
             "weights.safetensors": lambda path: save_weights(state_dict, path) if state_dict else None,
+            **others,
             FIGURES: lambda path: path.write_bytes(_figures(summary)),
             "metrics.jsonl": lambda path: path.write_bytes(_lines(summary)),
             "report.html": lambda path: self._report(path, summary),
@@ -82,7 +89,11 @@ class RunFolder:
 def _figures(summary: Summary) -> bytes:
     """The contents of summary.json, with derived figures; reading it as a `Summary` ignores them."""
     derived = {name: getattr(summary, name) for name in ("steps_per_s", "ideal_share", "waiting_share")}
-    return msgspec.json.encode({**msgspec.structs.asdict(summary), **derived})
+    known = msgspec.structs.asdict(summary)
+    for name in ("rows", "row_servers"):
+        if not known[name]:
+            del known[name]
+    return msgspec.json.encode({**known, **derived})
 
 
 def _lines(summary: Summary) -> bytes:

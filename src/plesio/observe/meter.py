@@ -5,6 +5,10 @@ The times of a worker's exchange, and what they are counted as:
     granted ---- ready ---- arrived, done ---- released ---- granted
        | compute  | exchange      | wait (held)    | exchange   |
 
+A worker that goes on while its answer travels computes from one `ready` to the next, but for the time in which it waited for an
+answer or for data: of that, waiting is what went by while it was held. When an answer came that it took without waiting makes no
+difference.
+
 A step ends in one of three ways. It counts; or its contribution arrived and was discarded (counted as a step, in
 vain); or it was cancelled (not counted as a step; only its time is known).
 """
@@ -44,6 +48,8 @@ class WorkerMeter:
     wait_s: float = 0.0
     exchange_s: float = 0.0
     called_off_s: float = 0.0
+    away: bool = False
+    went_on: int = 0
     granted_s: float = 0.0
     ready_s: float = 0.0
     held_since_s: float = 0.0
@@ -55,10 +61,13 @@ class WorkerMeter:
     spans: list[tuple[str, float, float, int]] = field(default_factory=list)
     # The last spans, kept or not.
     _recent: deque[tuple[str, float, float, int]] = field(default_factory=lambda: deque(maxlen=AHEAD))
+    ahead: bool = False  # whether the worker went on after its last contribution,
+    released_s: float | None = None  # and when the event came that released it, if it was held
     _latest: int = 0  # steps of the last contribution
     _called_off: int = 0  # number of the last cancelled contribution,
     _began_s: float = 0.0  # and when its worker began it
-    _crossed: int = 0  # number of a contribution counted before its arrival
+    _crossed: int = 0  # number of a contribution counted before its arrival,
+    _went_on_after: int = 0  # and of one whose time is
     _finished: int = 0  # steps whose time is known,
     _finished_s: float = 0.0  # and that time
 
@@ -71,10 +80,27 @@ class WorkerMeter:
         self.samples += samples
         self.ready_s = ready_s
         self._latest = steps
-        if ready_s > self.granted_s and (number != self._called_off or not number):
-            self._compute(ready_s, steps)
-        else:  # it crossed its cancellation, which counted its time
+        if number and number == self._called_off:  # it crossed its cancellation, which counted its time
             self.void()
+        elif number and number == self._went_on_after:
+            self._went_on_after = 0
+        elif ready_s >= self.granted_s:  # else its worker died since, which counted its time
+            self._compute(ready_s, steps)
+
+    def sent(self, ready_s: float, steps: int, number: int) -> None:
+        """Contribution `number` is under way, and its worker goes on: its time is counted by now."""
+        self._compute(ready_s, steps)
+        self.granted_s, self._went_on_after = ready_s, number
+
+    def goes_on(self, at_once: bool, waited_s: float) -> None:
+        """Before it sent its last contribution the worker waited for `waited_s`; it goes on `at_once`, or when it is granted."""
+        if waited_s:
+            self._waited(self.ready_s, self.ready_s + waited_s, self.released_s)
+            self.ready_s += waited_s
+        self.ahead, self.released_s = at_once, None
+        if at_once:
+            self.went_on += 1
+            self.granted_s = max(self.granted_s, self.ready_s)  # virtual time may know what it waited for since
 
     def crossed(self, ready_s: float, steps: int, samples: int, number: int, heard_s: float) -> None:
         """Contribution `number` is under way, and its worker hears its cancellation at `heard_s`: it is in vain."""
@@ -107,22 +133,32 @@ class WorkerMeter:
 
     def granted(self, now_s: float, released_s: float | None) -> None:
         """The worker goes on; `released_s`: when the event came that released it, if it was held."""
-        if released_s is not None and released_s > self.held_since_s:
-            self._exchange(self.ready_s, self.held_since_s)
-            self.wait_s += released_s - self.held_since_s
-            self._span("wait", self.held_since_s, released_s)
-            self._exchange(released_s, now_s)
-        else:
+        if self.ahead:
+            self.released_s = released_s
+        elif released_s is None:
             self._exchange(self.ready_s, now_s)
-        self.granted_s = now_s
+            self.granted_s = now_s
+        else:
+            self._waited(self.ready_s, now_s, released_s)
 
-    def fetched(self, asked_s: float, has_it_s: float) -> None:
-        """The worker, which had computed until `asked_s`, waited for data: that is exchange."""
+    def fetched(self, asked_s: float, has_it_s: float, released_s: float | None = None) -> None:
+        """The worker, which had computed until `asked_s`, waited for data, which is exchange, or for an answer, as `granted`."""
         if has_it_s > asked_s:
             if asked_s > self.granted_s:
                 self._compute(asked_s, 0)
+            self._waited(asked_s, has_it_s, released_s)
+
+    def _waited(self, asked_s: float, has_it_s: float, released_s: float | None) -> None:
+        """It stood still for an exchange, in which it was held from the arrival of its contribution until `released_s`."""
+        held_s = max(asked_s, self.held_since_s)
+        if released_s is not None and (until_s := min(released_s, has_it_s)) > held_s:
+            self._exchange(asked_s, held_s)
+            self.wait_s += until_s - held_s
+            self._span("wait", held_s, until_s)
+            self._exchange(until_s, has_it_s)
+        else:
             self._exchange(asked_s, has_it_s)
-            self.granted_s = has_it_s
+        self.granted_s = has_it_s
 
     # If the run ends within an exchange, its time counts until then. No span is kept of an unfinished step or message:
     # a measurement from spans would take it for a whole one.
@@ -149,10 +185,11 @@ class WorkerMeter:
             self._span("wait", self.held_since_s, now_s)
 
     def ended_amid(self, now_s: float, ready_s: float) -> None:
-        """The run ends within a step, which does not count: computing until `ready_s`, then being sent."""
+        """The run, or the worker, ends within a step, which does not count: computing until `ready_s`, then being sent."""
         done_s = min(ready_s, now_s)
         self.compute_s += max(0.0, done_s - self.granted_s)  # 0 if the answer is still under way
         self.exchange_s += now_s - done_s
+        self.granted_s = now_s  # if the run goes on, the step may come, and its time is counted
 
     def reported(self, ready_s: float, steps: int, samples: int, wait_s: float, exchange_s: float = 0.0) -> None:
         """Steps that the workers folded themselves, until `ready_s`.

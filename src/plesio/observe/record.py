@@ -3,7 +3,7 @@
 | kind    | says                                                              | how many are kept                       |
 | ------- | ----------------------------------------------------------------- | --------------------------------------- |
 | `head`  | what the run is; the first line                                   | one                                     |
-| `at`    | how it stands: totals, workers, metrics that changed              | `RECENT`, and older ones up to `OLD_MAX` |
+| `at`    | how it stands: totals, workers, tables, metrics that changed      | `RECENT`, and older ones up to `OLD_MAX` |
 | `stale` | the staleness of all that was folded                              | the last, when the file is written anew |
 | `event` | what happened: a death, a checkpoint, discarded contributions     | `EVENTS_MAX`                            |
 | `end`   | why the run ended; the last line                                  | one                                     |
@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from plesio.observe.encoding import as_json
+from plesio.observe.rows import hot_keys
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Incident
 
@@ -75,6 +76,12 @@ class Record:
             "others": now.others,
             "waited": now.waited_for,
         }
+        if now.rows:
+            costs["rows"] = {
+                name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in now.rows.items()
+            }
+        if now.row_servers:
+            costs["row_servers"] = now.row_servers
         self._tell_discards(time_s, now.discarded)
         if now.stale is not None:
             line = self._line("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})

@@ -54,6 +54,8 @@ def write_report(
         "clock": " and ".join(dict.fromkeys(f"{s.clock} time" for s in summaries)),
         "strategies": [figures.strategy(s) for s in summaries],
         "table": _table(summaries, target, repeats),
+        "rows": figures.rows(summaries),
+        "row_servers": [[k, s.wall_s, s.row_servers] for k, s in enumerate(summaries) if s.row_servers],
         "learning": figures.learning(summaries, target),
         "lanes": figures.lanes(summaries),
         "incidents": _incidents(summaries),
@@ -70,8 +72,8 @@ def write_report(
 
 
 def _unindented(file: Traversable) -> str:
-    """A static file of the page, without the blanks that its lines begin with: a tenth of it."""
-    return re.sub(r"^ +", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """A static file of the page, without lines of comment and the blanks that its lines begin with: a tenth of it."""
+    return re.sub(r"^ *(?://.*\n)?", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def in_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from plesio.observe.summary import RowServer, RowsSummary
+
 ALL = -1  # the key of what is counted for all workers together
 EACH_MAX = 8  # up to how many workers staleness is told of each
 LISTED_MAX = 64  # how many workers are told of by themselves
@@ -33,3 +35,5 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     discarded: dict[str, int] = {}
     # The staleness of what was folded so far, by worker, or of `ALL`; None where it was told a moment ago.
     stale: dict[int, dict[int, int]] | None = None
+    rows: dict[str, RowsSummary] = {}  # by table
+    row_servers: tuple[RowServer, ...] = ()

@@ -73,6 +73,60 @@ class Staleness(msgspec.Struct, frozen=True):
     by_worker: dict[int, dict[int, int]] = {}
 
 
+class RowsSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One table. A step of a row is stale if others stepped that row after it was served. Its staleness is how often rows
+    stepped, one contribution or round after the other, until the last of these.
+
+    Attributes:
+        rows: how many there are.
+        served, stepped, born: how often a row was laid out for a worker, stepped, was born by its step.
+        stale, staleness_sum: how many of these steps were stale, and by how much in all.
+        pulled_bytes, pushed_bytes: keys and values; gradients.
+        memory_bytes: what rows and index take.
+        refused: gradients for keys that have no row yet (`plesio.Seen`).
+        evicted: rows that had died (`plesio.Unused`), and gave their memory back or were born anew.
+        hot: the keys that most contributions pulled, and the share of these that did, 0.1 to 1: an estimate from about 1 of 32.
+    """
+
+    rows: int
+    served: int = 0
+    stepped: int = 0
+    born: int = 0
+    stale: int = 0
+    staleness_sum: int = 0
+    pulled_bytes: int = 0
+    pushed_bytes: int = 0
+    memory_bytes: int = 0
+    refused: int = 0
+    evicted: int = 0
+    hot: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def stale_share(self) -> float:
+        """Share of the steps of rows that were stale, 0 to 1."""
+        return self.stale / self.stepped if self.stepped else 0.0
+
+    @property
+    def mean_staleness(self) -> float:
+        """The mean over all steps of rows."""
+        return self.staleness_sum / self.stepped if self.stepped else 0.0
+
+
+class RowServer(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several servers that hold rows. `busy_s`: CPU time; `waited_s`: how long all `pulls` waited for it, from when
+    each was decided until its rows were there."""
+
+    rows: int = 0
+    pulls: int = 0
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """How long a pull waited."""
+        return self.waited_s / self.pulls if self.pulls else 0.0
+
+
 LOWER = ("loss", "error", "mse", "mae", "perplexity", "nll")
 """A lower value is better for metrics with one of these in their name, unless it begins with `NEGATED`."""
 NEGATED = "neg_"  # scikit-learn's prefix for a loss turned into a score, as in neg_log_loss
@@ -127,7 +181,8 @@ class WorkerSummary(msgspec.Struct, frozen=True):
 
     `left` says how it left: "finished", "stopped" (at the end, before its work was done) or one of `GONE`; None if it was
     still there when a simulated run ended. `in_vain`: steps whose contribution was discarded; `steps` includes these, but
-    not cancelled ones. `called_off_s`: the longest time it computed on a cancelled step.
+    not cancelled ones. `called_off_s`: the longest time it computed on a cancelled step. `away`: on another host than the
+    server; `went_on`: contributions after which it trained on while the answer travelled.
     """
 
     worker: int
@@ -143,6 +198,8 @@ class WorkerSummary(msgspec.Struct, frozen=True):
     in_vain: int = 0
     called_off_s: float = 0.0
     nominal: float = 0.0
+    away: bool = False
+    went_on: int = 0
 
     @property
     def waiting_share(self) -> float:
@@ -207,6 +264,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     served_s: float = 0.0
     """What the server computed for all contributions, from their arrival to the answers; 0 where time is virtual."""
     staleness: Staleness
+    rows: dict[str, RowsSummary] = {}
+    """Of the rows of each table (`plesio.Table`), by its name in the model."""
+    row_servers: tuple[RowServer, ...] = ()
+    """Those that hold the rows of tables, where there are several."""
     history: tuple[Evaluation, ...] = ()
     logged: tuple[Logged, ...] = ()
     clients: tuple[ClientSummary, ...] = ()

@@ -18,6 +18,7 @@ from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
 from plesio.observe.repeats import first, times_of
+from plesio.observe.rows import in_lines, slow_server
 from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
 
 WIDTH = 118
@@ -96,6 +97,8 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     notes = []
     if len(summary.workers) > 2 * EXTREMES:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
+    notes += in_lines(summary.rows)
+    notes += slow_server(summary.row_servers, sum(one.there_s for one in summary.workers))
     notes += on_staleness(summary.recipe) if summary.staleness.max else []
     notes += losses(summary)
     notes += of_clients(summary)

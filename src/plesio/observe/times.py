@@ -39,6 +39,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     # None where it finished no step, or where steps go several at a time: one of how many was it?
     called_off: tuple[CalledOff, ...] = ()
     latency_s: float = 0.0  # of its own link, one way
+    away: bool = False  # on another host than the server
 
     @property
     def mean_s(self) -> float:
@@ -63,6 +64,12 @@ def measured(summary: Summary) -> Measured:
         raise ConfigurationError(
             f"the run of {summary.strategy} has no measured step times: no step was finished; run it longer"
         )
+    if late := [one.worker for one in summary.workers if one.went_on]:
+        raise ConfigurationError(
+            f"the run of {summary.strategy} does not show what its links take, for worker {late[0]} trained on while its answers "
+            "travelled: measure a run in which they wait (overlap=False, ahead=0), which may be short, or simulate the machines"
+        )
+    away = {one.worker for one in summary.workers if one.away}
     died = {one.worker: one.there_s for one in summary.workers if one.left in GONE}  # the timeline may end earlier
     last = {one.worker: one.steps for one in summary.workers if _went_early(one, summary)}
     single = all(span.steps <= 1 for span in summary.timeline)
@@ -78,7 +85,7 @@ def measured(summary: Summary) -> Measured:
         for worker, own in spans.items()
     ]
     return Measured(
-        workers=tuple(one for one in workers if one.seconds),
+        workers=tuple(msgspec.structs.replace(one, away=one.worker in away) for one in workers if one.seconds),
         steps=summary.steps - sum(one.in_vain for one in summary.workers),
         service_s=link.service_s,
         nbytes=round(summary.bytes / payloads) if payloads else 0,

@@ -1,9 +1,14 @@
-"""What the evaluator and the server tell each other. Both are on one host: the evaluator maps the ring of versions."""
+"""What the evaluator and the server tell each other. Both are on one host: the evaluator maps the ring of versions.
+
+Rows of tables it asks for as a worker does (`RowsRequest`, `RowsServed`), while it judges.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 
@@ -13,7 +18,9 @@ class SnapshotRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class Snapshot(msgspec.Struct, tag=True, frozen=True):
-    """The server to the evaluator, the first time with the model and the ring's descriptor."""
+    """The server to the evaluator, the first time with the model and the ring's descriptor; with those of the rows' places at
+    each of the `servers`, if the model has `tables`: the evaluator's are those of `reader`. Several servers ring a bell, whose
+    descriptor is the last."""
 
     lies: Lies
     time_s: float
@@ -22,3 +29,10 @@ class Snapshot(msgspec.Struct, tag=True, frozen=True):
     final: bool
     model: Described | None = None
     structure: bytes = b""
+    tables: tuple[TableSpec, ...] = ()
+    reader: int = 0
+    servers: int = 1
+
+
+Asked = SnapshotRequest | RowsRequest
+Told = Snapshot | RowsServed

@@ -6,8 +6,9 @@ import msgspec
 
 from plesio.observe.clients import Visit
 from plesio.observe.standing import Standing
-from plesio.observe.summary import Evaluation, Incident, Span, Staleness, WorkerSummary
+from plesio.observe.summary import Evaluation, Incident, RowsSummary, Span, Staleness, WorkerSummary
 from plesio.protocol.worker import Count, Seconds
+from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 
@@ -17,10 +18,12 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """The launcher to the server, with descriptors of a line (channel, push, answer): somebody has taken this seat."""
+    """The launcher to the server, with descriptors of a line (channel, push, answer): somebody has taken this seat; `away`: on
+    another host."""
 
     worker: int
     incarnation: int
+    away: bool = False
 
 
 class Emptied(msgspec.Struct, tag=True, frozen=True):
@@ -88,7 +91,8 @@ class Trouble(msgspec.Struct, tag=True, frozen=True):
 
 
 class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The server to the launcher when no worker is left, with the ring's descriptor: what it all cost."""
+    """The server to the launcher when no worker is left, with the ring's descriptor: what it all cost. `tables`: those of
+    the model. The descriptor of a file with their rows comes, too (`plesio.tables.file`), unless they are lost."""
 
     wall_s: float
     version: int
@@ -109,6 +113,8 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     lies: Lies
     model: Described | None
     now: Standing
+    tables: tuple[TableSpec, ...] = ()
+    rows: dict[str, RowsSummary] = {}
     lost: str = ""
     """Why the weights are lost, if they are."""
 

@@ -9,6 +9,9 @@
 | GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
 | (a frame of kind TENSORS)  | what moves                                                             |
 
+Of what is trained, a Contribution and a GoOn have the part of the model that they name. Rows of tables:
+`plesio.transport.row_payloads`.
+
 An answer to a cancelled step comes unasked: with tensors, both sides might send and neither read.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plesio.core.events import Verdict
-from plesio.protocol.worker import Beginning, Contribution, GoOn, Hello
+from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Hello
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
 from plesio.tensors.packing import Packing
@@ -32,7 +35,6 @@ class Payloads:
     Attributes:
         packing: of contributions; `answers`: of what is sent back.
         moving: the bytes (start, end) of a version that the server moves.
-        shown: those that go with an answer to a contribution.
     """
 
     def __init__(self, layout: Layout, strategy: Strategy) -> None:
@@ -41,20 +43,16 @@ class Payloads:
         self.packing = Packing(layout, sent) if sent is not None else None
         self.answers = Packing(layout, shown) if shown is not None else None
         self.moving: Spans = layout.stretches(MOVING)
-        self.shown: Spans = self.answers.spans if self.answers is not None else self.moving
-        self._sent = self.packing.spans if self.packing is not None else spans_of(layout, ())
 
     def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
         """The bytes (start, end) that travel of the arena where this message's tensors lie."""
         match message:
-            case Contribution(rows=rows) if rows and self.packing is None:
-                return spans_of(self.layout, rows)
-            case Contribution():
-                return self._sent
+            case Contribution(rows=rows, beside=Aside(part=part)):
+                return self.packing.spans(part) if self.packing is not None else spans_of(self.layout, rows, part)
             case GoOn(verdict=Verdict.CANCELLED) if self.answers is None:
                 return ()
-            case GoOn():
-                return self.shown
+            case GoOn(part=part):
+                return self.answers.spans(part) if self.answers is not None else self.layout.stretches(MOVING, part)
         return [(0, self.layout.nbytes)]
 
 

@@ -8,6 +8,9 @@
 
 In between it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
 that on, or, where it may not come then, says Refused and hangs up.
+
+A table server knocks the same way. Then it says what is in `plesio.protocol.table_server`, until it is told Parted: the run is
+over.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import msgspec
 
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
@@ -27,7 +30,8 @@ NO_TICKET = bytes(16)
 class Terms(msgspec.Struct, frozen=True):
     """What a worker has to know of its run. `seats`: for how many workers memory is laid out; `name`, `strategy`: as
     `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code; `lenient`:
-    the run goes on without a worker that raises."""
+    the run goes on without a worker that raises; `stealing`: fast workers take more of the data;
+    `servers`: hold the rows of tables."""
 
     workers: int
     seats: int
@@ -38,13 +42,16 @@ class Terms(msgspec.Struct, frozen=True):
     evaluates: bool
     trusts: bool = False
     lenient: bool = False
+    stealing: bool = True
+    servers: int = 1
 
 
 class Knock(msgspec.Struct, tag=True, frozen=True):
     """A worker: may I take part?
 
     `who`: its host and process, for messages; `plesio`, `protocol`: its versions; `rank`: the seat it would like, or -1;
-    `strategy` (its name, and what `as_data` gives), `options`: what the run has to be like, as far as the worker was told.
+    `strategy` (its name, and what `as_data` gives), `options`: what the run has to be like, as far as the worker was told;
+    `holds_rows`: it is a table server.
     """
 
     who: str
@@ -53,6 +60,7 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
     rank: int = -1
     strategy: dict[str, Any] | None = None
     options: dict[str, Any] = {}
+    holds_rows: bool = False
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
@@ -62,11 +70,11 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
 
 
 class Parted(msgspec.Struct, tag=True, frozen=True):
-    """A worker: nothing follows, and nobody need wait for me."""
+    """A worker, or a table server's deputy and the launcher to it: nothing follows, and nobody need wait for me."""
 
 
 class Seated(msgspec.Struct, tag=True, frozen=True):
-    """A worker has a seat; `ticket` is what it shows when it loses the connection."""
+    """A worker has a seat, or a table server the place of that number; `ticket` is what it shows when it loses the connection."""
 
     worker: int
     incarnation: int
@@ -97,7 +105,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 FromNewcomer = Knock | Resume | Parted
-ToNewcomer = Seated | Resumed | Refused
+ToNewcomer = Seated | Resumed | Refused | Parted
 ToLauncher = Logged | Visited | StopRequest | Finished | Failed
 """What a worker says to the launcher, perhaps by its deputy."""
 
@@ -112,7 +120,8 @@ class Away(msgspec.Struct, tag=True, frozen=True):
 
 
 class Seat(msgspec.Struct, tag=True, frozen=True):
-    """The launcher to a deputy, with descriptors of the worker's line (server, push, answer): this is your seat."""
+    """The launcher to a deputy, with descriptors of the worker's line (server, push, answer), or a table server's: this is your
+    seat."""
 
     seated: Seated
 
@@ -122,4 +131,4 @@ class Reconnected(msgspec.Struct, tag=True, frozen=True):
 
 
 FromDeputy = Knock | Away | Refused | Logged | Visited | StopRequest | Finished | Failed
-ToDeputy = Seat | Refused | Reconnected
+ToDeputy = Seat | Refused | Reconnected | Parted

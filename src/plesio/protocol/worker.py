@@ -7,6 +7,7 @@ Beside training, on a channel (`plesio.transport.channel`):
 | Hello         | from `prepare`: this is what I train       | Welcome, or Refused          |
 | Ready         | its memory is mapped                       | Beginning, by its pipe       |
 | LeaseRequest  | its loop wants data                        | LeaseReply, or Refused       |
+| RowsRequest   | its loop wants rows of tables              | RowsServed, in its slot      |
 | StateWanted   | the loop saves the optimizer               | StateGiven                   |
 | GroupWanted   | the loop is in a collective of torch's     | GroupGiven                   |
 |               | it checked in and its group is a new one   | Regrouped                    |
@@ -18,6 +19,7 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 |               | it is ready to train, as it said on its channel                               | Beginning    |
 | Contribution  | a contribution lies in its slot                                               | GoOn         |
 | DroppedStep   | a step was called off (by a GoOn that came unasked), or came to nothing       | nothing      |
+| AskAhead      | its loop will want more data, and the server is far away                      | nothing      |
 | WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
 | CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
 | MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
@@ -36,7 +38,9 @@ from msgspec.structs import replace
 from plesio.core.events import Count as Count
 from plesio.core.events import Verdict, Whereabouts
 from plesio.core.rounds import Call, Outcome
+from plesio.tables.spec import TableSpec
 from plesio.tensors.after_step import AfterStep
+from plesio.tensors.arena import ALL_PARTS
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -51,13 +55,14 @@ Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
-    without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `at`: see
-    `plesio.core.events.Joined`."""
+    without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `tables`: those whose
+    rows live at the server. `at`: see `plesio.core.events.Joined`."""
 
     worker: int
     model: Described
     optimizers: tuple[OptimizerSpec, ...]
     structure: bytes
+    tables: tuple[TableSpec, ...] = ()
     at: Whereabouts | None = None
     after_step: AfterStep | None = None
 
@@ -69,10 +74,12 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker, with the descriptors of ring, slots and board: `first` writes the initial weights,
-    which the others find there."""
+    which the others find there. Behind them there are those of places for rows of tables, at each of so many `servers`; if there
+    are several, last a bell (eventfd) that these ring."""
 
     buffers: int
     first: bool
+    servers: int = 0
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -88,13 +95,33 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseRequest(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the server: data of `epoch`, please, for which it drew `total` batches, known by their `digest`."""
+    """A worker to the server: data of `epoch`, please, for which it drew `total` batches, known by their `digest`. `ahead`: see
+    `plesio.core.events.LeaseWanted`."""
 
     epoch: Count
     total: Count
     most: Count
     unused: Count
     digest: Count
+    ahead: bool = False
+
+
+class RowsRequest(msgspec.Struct, tag=True, frozen=True):
+    """A worker to the server: rows of tables, please, for contribution `number` (0: only to read). `wanted`: of each table, where
+    in its slot the keys begin, and how many there are (`plesio.transport.row_slots`); of several servers one after the other.
+    `ahead`: see `plesio.core.events.RowsWanted`; the worker goes on meanwhile. A worker of another host asks again,
+    with nothing `wanted`, when it needs them. `serial`: another one for each request."""
+
+    number: Count
+    wanted: tuple[tuple[Count, Count], ...]
+    ahead: bool = False
+    serial: Count = 0
+
+
+class RowsServed(msgspec.Struct, tag=True, frozen=True):
+    """The server to a worker: the rows lie in its slot. `ahead`: those that were asked for so."""
+
+    ahead: bool = False
 
 
 class StateWanted(msgspec.Struct, tag=True, frozen=True):
@@ -139,8 +166,8 @@ class Regrouped(msgspec.Struct, tag=True, frozen=True):
     port: int
 
 
-ToServer = Hello | Ready | LeaseRequest | StateWanted | GroupWanted
-ToWorker = Welcome | Refused | LeaseReply | Regrouped | StateGiven | GroupGiven
+ToServer = Hello | Ready | LeaseRequest | RowsRequest | StateWanted | GroupWanted
+ToWorker = Welcome | Refused | LeaseReply | RowsServed | Regrouped | StateGiven | GroupGiven
 
 
 # On the pipes
@@ -150,13 +177,32 @@ class Message(msgspec.Struct, tag=True, array_like=True, gc=False):
     """One that a worker's pipes carry."""
 
 
+class Aside(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What is told of a contribution only by a worker that goes on while an answer travels, that exchanges a model in parts, or
+    whose model has tables.
+
+    `goes_on`: it goes on after this one. `waited_s`: seconds that it waited, for data or an answer, since it began this one.
+    `part`: of the model, which it is of. `adopted_at`, `earlier`, `rows`: as in `plesio.core.events.Pushed`.
+    """
+
+    adopted_at: Count = 0
+    goes_on: bool = False
+    waited_s: Seconds = 0.0
+    part: int = ALL_PARTS
+    earlier: bool = False
+    rows: bool = False
+
+
+NOTHING_ASIDE = Aside()
+
+
 class Contribution(Message):
     """Contribution `number` lies in the slot: see `plesio.core.events.Pushed`.
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
     (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `optimizer`: which one stepped, of several;
     `settings`: the hyper-parameters of all groups, if they changed (`plesio.tensors.optimizer_spec.packed`); `riders`: see
-    `plesio.riders`; `worked_s`: seconds from the answer before it to when it was computed, but for those that it waited for data;
+    `plesio.riders`; `worked_s`: seconds from when it was begun to when it was computed, but for those that its worker waited;
     `loss`: what the training function last logged as that.
     """
 
@@ -173,6 +219,12 @@ class Contribution(Message):
     riders: Riding = {}
     worked_s: Seconds = 0.0
     loss: float = nan
+    aside: Aside | None = None
+
+    @property
+    def beside(self) -> Aside:
+        """What was said aside; as a rule nothing."""
+        return self.aside or NOTHING_ASIDE
 
 
 class DroppedStep(Message):
@@ -183,6 +235,12 @@ class DroppedStep(Message):
     look: Count = 0
     reason: str = ""
     worked_s: Seconds = 0.0
+
+
+class AskAhead(Message):
+    """Data, please, while batches are left. LeaseReply comes on the channel, and is taken when it is needed."""
+
+    request: LeaseRequest
 
 
 class WorkDone(Message):
@@ -239,7 +297,7 @@ class Farewell(Message):
     """The end of the file after this is no death, and what the worker was to hand over is there whole."""
 
 
-FromWorker = Contribution | DroppedStep | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
+FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
 
 
 class Beginning(Message):
@@ -260,7 +318,7 @@ class Beginning(Message):
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
     this answers; where its step was called off, it answers the one under way. `riders`,
-    `steps_granted`: as in `Beginning`."""
+    `steps_granted`: as in `Beginning`; `part`: as in that contribution."""
 
     version: int
     stop: bool
@@ -268,6 +326,7 @@ class GoOn(Message):
     staleness: int = 0
     riders: Riding = {}
     steps_granted: Count = 0
+    part: int = ALL_PARTS
 
 
 class RollCalled(Message):

@@ -36,7 +36,7 @@ class Schedules(Rider):
         return list(self._made)
 
     def restore(self, kept: list[Stands]) -> None:
-        stands = [(calls, rate) for calls, rate in kept]
+        stands = [(calls, rate) for calls, rate in [*kept, *[NOWHERE] * self.workers][: self.workers]]
         self._made, self._coming, self._before = list(stands), list(stands), stands
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Kept, Memory
@@ -19,7 +20,7 @@ from plesio.strategy import Strategy
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of files, each empty where there is none: `folder` for the checkpoints, the checkpoint to `resume`
-    from, the `journal` (one that is there already is gone on with)."""
+    from, the `journal` (one that is there already is gone on with), and where a new one `begins`, in words."""
 
     folder: str = ""
     every_s: float = 60.0
@@ -28,6 +29,7 @@ class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     train_hash: str = ""
     journal: str = ""
+    begins: str = ""
 
 
 NOTHING = Progress()
@@ -48,6 +50,7 @@ class Checkpointer:
     ) -> None:
         self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
+        self.begins = keeping.begins
         self._strategy = strategy
         self._due_s = 0.0
         self._kept = -1
@@ -126,7 +129,8 @@ class Checkpointer:
             position=position if self._keeping.journal else 0,
         )
         try:
-            self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory))
+            rows = memory.rows.write if memory.rows is not None else None
+            self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory), rows)
         except CheckpointError as error:
             reason = re.sub(r"\d+", "", str(error))  # each version has a file of its own
             told = reason in self._failed
@@ -144,7 +148,7 @@ class Checkpointer:
         saved = read(Path(self._keeping.resume))
         try:
             self._restore(saved, memory)
-            order(saved.manifest.order)
+            order(self._shared_anew(saved.manifest))
         except PlesioError:
             raise
         except Exception as error:
@@ -155,17 +159,26 @@ class Checkpointer:
         return True
 
     def _restore(self, saved: Saved, memory: Memory) -> None:
-        manifest = saved.manifest
-        kept = Kept(saved.weights(), saved.state(), manifest.numbers, manifest.layout)
-        memory.restore(kept, str(saved.path), manifest.version)
-        if len(manifest.progress) != len(self._made):
-            raise ValueError(f"progress of {len(manifest.progress)} workers, of {len(self._made)}")
-        self._made = list(manifest.progress)
-        self.go_on(memory, saved.own_states())
+        manifest, seats = saved.manifest, len(self._made)
+        rows = saved.path, tuple(manifest.files)
+        was = Strategy.from_data(manifest.strategy, manifest.fields)
+        other = was if len(manifest.progress) != seats or was != self._strategy else None
+        state = saved.weights(), saved.state(), manifest.numbers, manifest.layout
+        own = memory.restore(Kept(*state, rows, saved.own_states(), other), str(saved.path), manifest.version)
+        self._made = [*manifest.progress, *[Progress()] * seats][:seats]
+        self.go_on(memory, own)
         self.taken = Taken(manifest.steps, manifest.samples)
         self.riders.restore(manifest.riders)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
+
+    def _shared_anew(self, manifest: Manifest) -> SequencerState:
+        """The order, with what waits of the data shared among as many workers as there are now, if these are others."""
+        order = manifest.order
+        if (manifest.workers, len(manifest.progress)) == (self._workers, len(self._made)):
+            return order
+        leases = DataLeases.restore(order.leases, self._workers, stealing=False)
+        return msgspec.structs.replace(order, leases=leases.state(()))
 
     def again(self, worker: int) -> None:
         """Another process has this worker's seat: it counts its contributions from 1."""

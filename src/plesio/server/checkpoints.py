@@ -3,6 +3,8 @@
     checkpoints/version-00001234/
         weights.safetensors   parameters and buffers under their PyTorch names: plain torch loads them
         state.safetensors     what the server keeps beside them (momenta, corrections), as bytes
+        table-0.safetensors   the rows of the model's first table (`plesio.Table`): keys, values, state, when each stepped last
+        table-0.1.safetensors those of them that stepped since, and so on (`plesio.server.row_chain`)
         worker-3.pt           what worker 3 held (its optimizer's state, what its codec left out), where workers train alone
         manifest.json         version, order and data, numbers, place in the journal, a checksum of each file
 
@@ -16,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,14 @@ from xxhash import xxh3_64_hexdigest
 from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.host.disk import to_disk
+from plesio.server.row_chain import Chain
+from plesio.tables.file import KeptRows
+from plesio.tables.links import FILE as TABLE
+from plesio.tables.links import rows_in
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 OWN = re.compile(r"worker-(0|[1-9]\d{0,8})\.pt")
-FORMAT = 5
+FORMAT = 6
 PREFIX = "version-"
 FOLDER = "checkpoints"
 """Their folder in a run folder."""
@@ -95,10 +101,18 @@ class Saved(msgspec.Struct, frozen=True):
     def state(self) -> dict[str, torch.Tensor]:
         return load_file(self.path / STATE)
 
+    def tables(self) -> dict[str, KeptRows]:
+        """The rows of each table, by its name."""
+        return rows_in(self.path, self.manifest.files)
+
+    @property
+    def holders(self) -> list[int]:
+        """The workers of which it has what they held."""
+        return sorted(int(match[1]) for match in map(OWN.fullmatch, self.manifest.files) if match)
+
     def own_states(self) -> dict[int, bytes]:
         """What each worker held."""
-        found = {name: OWN.fullmatch(name) for name in self.manifest.files}
-        return {int(match[1]): (self.path / name).read_bytes() for name, match in found.items() if match}
+        return {worker: (self.path / f"worker-{worker}.pt").read_bytes() for worker in self.holders}
 
 
 class CheckpointStore:
@@ -109,6 +123,7 @@ class CheckpointStore:
         self._keep = keep
         self._resumed = resumed
         self._own: list[Path] | None = None  # the first of them goes first
+        self._chain = Chain()
 
     def save(
         self,
@@ -116,8 +131,12 @@ class CheckpointStore:
         weights: dict[str, torch.Tensor],
         state: dict[str, torch.Tensor],
         own_states: Mapping[int, bytes] = {},
+        write_rows: Callable[[Path, int, int], object] | None = None,
     ) -> Path:
-        """Write a checkpoint and delete those that are too many; its path. If it cannot, the older ones are as they were."""
+        """Write a checkpoint and delete those that are too many; its path. If it cannot, the older ones are as they were.
+
+        `write_rows` writes the files of tables into a folder, the number of the chain, with the rows that stepped after a clock.
+        """
         path = self._folder / f"{PREFIX}{manifest.version:08d}"
         hidden = self._folder / f".{path.name}.{os.getpid()}"
         if not self._folder.parent.is_dir():  # made anew, it would hold checkpoints and nothing that says of what
@@ -130,8 +149,14 @@ class CheckpointStore:
             hidden.mkdir()
             for worker, data in own_states.items():
                 (hidden / f"worker-{worker}.pt").write_bytes(data)
-            _write(hidden, manifest, weights, state)
+            since = self._chain.since
+            chain = self._chain if since >= 0 else Chain()
+            if write_rows is not None:
+                write_rows(hidden, chain.link_into(hidden), since)
+            checksums = _write(hidden, manifest, weights, state, chain.checksums)
             _give_name(hidden, path, path in own)
+            rows = {name: checksum for name, checksum in checksums.items() if TABLE.fullmatch(name)}
+            self._chain = Chain(path, rows, manifest.numbers.get("clock", -1))
             self._own = own = [*(one for one in own if one != path), path]
             to_disk(self._folder)
         except (OSError, SafetensorError) as error:
@@ -158,17 +183,26 @@ class CheckpointStore:
         return self._own
 
 
-def _write(folder: Path, manifest: Manifest, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
+def _write(
+    folder: Path,
+    manifest: Manifest,
+    weights: dict[str, torch.Tensor],
+    state: dict[str, torch.Tensor],
+    known: Mapping[str, str],
+) -> dict[str, str]:
+    """Write what is not there yet; the checksums of all files, of which some are `known`."""
     for name, tensors in ((WEIGHTS, weights), (STATE, state)):
         save_file(tensors, folder / name)
-    files = {one.name: xxh3_64_hexdigest(one.read_bytes()) for one in sorted(folder.iterdir())}
+    there = sorted(folder.iterdir())
+    files = {one.name: known.get(one.name) or xxh3_64_hexdigest(one.read_bytes()) for one in there}
     body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
     (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
-    for name in (WEIGHTS, STATE):  # safetensors makes files that only their owner may read
+    for name in files:  # safetensors makes files that only their owner may read
         shutil.copymode(folder / MANIFEST, folder / name)
     for name in (*files, MANIFEST):
         to_disk(folder / name)
     to_disk(folder)
+    return files
 
 
 def _give_name(hidden: Path, path: Path, own: bool) -> None:
@@ -248,10 +282,11 @@ def read(path: Path) -> Saved:
             raise CheckpointError(f"{path / MANIFEST} is damaged")
         manifest = msgspec.json.decode(body, type=Manifest)
         others = manifest.files.keys() - {WEIGHTS, STATE}
-        if len(manifest.files) < 2 + len(others) or not all(map(OWN.fullmatch, others)):
+        known = all(OWN.fullmatch(one) or TABLE.fullmatch(one) for one in others)
+        if len(manifest.files) < 2 + len(others) or not known:
             raise CheckpointError(
                 f"{path / MANIFEST} names {sorted(manifest.files)}; it must name {sorted((WEIGHTS, STATE))}, and beside them "
-                "only workers' files"
+                "only workers' files and tables"
             )
         for name, checksum in manifest.files.items():
             if xxh3_64_hexdigest((path / name).read_bytes()) != checksum:

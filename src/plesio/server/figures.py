@@ -8,9 +8,10 @@ from plesio.core.sequencer import Sequencer
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import LISTED_MAX, Standing
+from plesio.observe.summary import RowsSummary
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Lies
+from plesio.tensors.arena import ALL_PARTS, Lies
 from plesio.tensors.model import Described
 
 STALE_S = 1.0
@@ -32,7 +33,7 @@ class Figures:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
         meter, seats = self._meter, sequencer.members.seats
         seated = meter.seated
-        held = {worker for worker, seat in seats.items() if seat.waiting is not None}
+        held = {one for one, seat in seats.items() if seat.waiting is not None and not meter.workers[one].ahead}
         listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
         stale = None
         if now_s - self._stale_told_s >= STALE_S or over:
@@ -46,6 +47,8 @@ class Figures:
             self._bytes(memory) if nbytes is None else nbytes,
             dict(meter.discarded),
             stale,
+            _rows(memory, exact=over),
+            memory.rows.loads if memory.rows is not None else (),
         )
 
     def final(
@@ -62,7 +65,7 @@ class Figures:
         """All the run cost; the weights of `model` are at `lies`, unless they are `lost`; `counted`: the workers share counters.
         An answer costs the bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed
         in."""
-        meter, leases = self._meter, sequencer.leases
+        meter, leases, rows = self._meter, sequencer.leases, _rows(memory, exact=True)  # which `_bytes` counts
         return Final(
             wall_s=max(0.0, (ended_s or now_s) - meter.zero_s) if meter.begun else 0.0,
             version=sequencer.version,
@@ -78,6 +81,8 @@ class Figures:
             served_s=meter.served_s,
             plain_bytes=memory.plain_bytes,
             staleness=meter.staleness(),
+            rows=rows,
+            tables=memory.rows.specs if memory.rows is not None else (),
             workers=tuple(one.summary() for one in meter.seated),
             timeline=meter.timeline(),
             lies=lies,
@@ -88,4 +93,9 @@ class Figures:
 
     def _bytes(self, memory: Memory) -> int:
         meter = self._meter
-        return meter.exchanges * memory.push_bytes + meter.answers * memory.answer_bytes + memory.row_bytes
+        whole = meter.exchanges * memory.push_bytes[ALL_PARTS] + meter.answers * memory.answer_bytes[ALL_PARTS]
+        return memory.part_bytes or whole + memory.row_bytes
+
+
+def _rows(memory: Memory, exact: bool) -> dict[str, RowsSummary]:
+    return memory.rows.summaries(exact) if memory.rows is not None else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plesio.core.events import Cancel, Discard, Evict, Grant
-from plesio.protocol.worker import LeaseReply
+from plesio.protocol.worker import LeaseReply, RowsServed
 from plesio.transport.doorbell import Located
 
 
@@ -26,8 +26,8 @@ class Replies:
     def wake_at(self, time_s: float) -> None:
         """`Ticked` is to be told at `time_s`; at infinity: no longer."""
 
-    def leased(self, worker: int, reply: LeaseReply) -> None:
-        """A worker gets data, or is told that there is none."""
+    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
+        """A worker gets data, or is told that there is none; or its rows of tables lie in its slot."""
         raise NotImplementedError
 
     def refused(self, worker: int, why: str) -> None:

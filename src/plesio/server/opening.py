@@ -50,7 +50,7 @@ class Opening:
     def _welcome(self, line: Line, first: bool) -> None:
         if self.blocks is not None and line.hello is not None and not line.welcomed:
             line.welcomed = True
-            line.say(*self.blocks.welcome(first))
+            line.say(*self.blocks.welcome(line.worker, first))
 
     def _begin(self, stopping: bool) -> None:
         """When every live worker has shown its model: lay out memory for them, or tell all why not."""

@@ -16,12 +16,14 @@ answers.
 | effect        | memory    | replies                      | figures                           | journal  |
 | ------------- | --------- | ---------------------------- | --------------------------------- | -------- |
 | Hold, Forget, | does them | -                            | -                                 | -        |
-| Share, Show   |           |                              |                                   |          |
+| Share, Show,  |           |                              |                                   |          |
+| FoldRows      |           |                              |                                   |          |
 | Fold          | does it   | -                            | staleness of each member          | fold     |
 | Discard       | -         | DUPLICATE, FENCED: repeated  | the others: counted, by reason    | discard  |
 | Grant         | its place | granted                      | exchange and wait; progress       | -        |
 | Cancel        | its place | called_off                   | time in vain; progress            | -        |
-| Leased        | -         | leased                       | -                                 | -        |
+| Leased        | -         | supplied                     | -                                 | -        |
+| Serve         | does it   | supplied                     | -                                 | -        |
 | WakeAt        | -         | wake_at                      | -                                 | -        |
 | Evict         | -         | evicted                      | how it left; an incident          | eviction |
 """
@@ -46,7 +48,18 @@ from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import Answer, Beginning, Contribution, DroppedStep, GoOn, LeaseReply, LeaseRequest, Riding
+from plesio.protocol.worker import (
+    Answer,
+    Beginning,
+    Contribution,
+    DroppedStep,
+    GoOn,
+    LeaseReply,
+    LeaseRequest,
+    Riding,
+    RowsRequest,
+    RowsServed,
+)
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
 from plesio.server.checkpointer import Checkpointer, Keeping, Taken
@@ -118,6 +131,7 @@ class Program:
         """When the version that is current was made."""
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
+        self._keep_late = False  # a checkpoint, as soon as no contribution waits
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
@@ -125,6 +139,8 @@ class Program:
             events.Hold: self._move,
             events.Share: self._move,
             events.Forget: self._move,
+            events.FoldRows: self._move,
+            events.Serve: self._serve,
             events.Show: self._show,
             events.WakeAt: lambda wake: replies.wake_at(wake.time_s),
             events.Discard: self._discard,
@@ -145,6 +161,8 @@ class Program:
             memory.begin(self.version)
         self.begun, self._begun_at = True, self.version
         if resumed:
+            if begins := self._checkpointer.begins:
+                self._recorder.keep(JournalWriter.note, begins, now_s)
             self._recorder.keep(JournalWriter.resumed, self.version, self._checkpointer.held_again, now_s)
             if anew := self._checkpointer.begins_anew():
                 self.trouble(None, anew)
@@ -183,6 +201,8 @@ class Program:
         if self.begun:
             self.receive(events.Ticked(), now_s)
         self._recorder.keep(JournalWriter.flush)
+        if self._keep_late:
+            self.keep(now_s)
         if (
             self.begun and not self.stopping and self._checkpointer.due(now_s)
         ):  # who hears of the stop leaves a fold early
@@ -202,8 +222,17 @@ class Program:
 
     def keep(self, now_s: float) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
-        if self._checkpointer.writes and self.begun:
+        if not (self._checkpointer.writes and self.begun):
+            return
+        self._keep_late = self.amid_fold
+        if not self._keep_late:
             self.when_whole(partial(self._keep, now_s), held=True)
+
+    @property
+    def amid_fold(self) -> bool:
+        """Whether rows of tables have stepped by a contribution that waits for its fold. A resumed run computes it again, and
+        would step them twice."""
+        return self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
 
     def _keep(self, now_s: float) -> None:
         if not self.is_finite():
@@ -239,9 +268,19 @@ class Program:
         if lost := self.memory.lost(self.version):
             self.trouble(None, lost)
         self.is_finite()
-        if not self.stopping:  # else it was kept when it was stopped
+        if not self.stopping or self._keep_late:  # else it was kept when it was stopped
             self.keep(now_s)
         self._recorder.end(self.version, now_s)
+
+    def rows_handed_over(self) -> tuple[int, ...]:
+        """The descriptors of files with the rows of tables, if the model has any and there is room for them."""
+        if self.memory.rows is None:
+            return ()
+        try:
+            return self.memory.rows.hand_over()
+        except OSError as error:
+            self.trouble(None, f"the rows of the tables are lost: they cannot be handed over ({error})")
+            return ()
 
     @property
     def version(self) -> int:
@@ -294,11 +333,13 @@ class Program:
         if self._in_workers and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
             memory.came(worker, made.number, self.version)
         meter = self.meter.workers[worker]
-        if ready_s is None:
-            ready_s = meter.granted_s + made.worked_s
+        done_s = meter.granted_s + made.worked_s if ready_s is None else ready_s
         if self._paces is not None:
-            self._paces.took(worker, made.steps, ready_s - meter.granted_s)
-        meter.pushed(ready_s, made.steps, made.samples, made.number)
+            self._paces.took(worker, made.steps, made.worked_s)
+        meter.pushed(done_s, made.steps, made.samples, made.number)
+        if made.aside is not None or meter.ahead:
+            told = meter.ahead and ready_s is None  # else the driver tells of waits itself
+            meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
         if self._checkpointer.counts:
             self._checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
         if made.riders:
@@ -307,6 +348,8 @@ class Program:
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
+        if self._keep_late:
+            self.keep(now_s)
         meter.held_since_s = self._replies.now_s()
         self.meter.served_s += meter.held_since_s - now_s
         self.meter.missing_gradients += made.missing
@@ -332,7 +375,7 @@ class Program:
         most = asked.most
         if self._ended_s is not None:
             if not self._strategy.gather.in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
-                self._replies.leased(worker, LeaseReply(stop=True))
+                self._replies.supplied(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)
         why = self.sequencer.leases.disagreement(worker, asked.epoch, asked.total, asked.digest)
@@ -340,8 +383,15 @@ class Program:
             self._replies.refused(worker, why)
             return True
         return self.receive(
-            events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused), now_s
+            events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused, asked.ahead), now_s
         )
+
+    def wants_rows(self, worker: int, incarnation: int, asked: RowsRequest, now_s: float) -> bool:
+        """Its model needs rows of tables; whether it is a member."""
+        assert self.memory.rows is not None, "its model has tables"
+        self.memory.rows.asked(worker, asked)
+        self.receive(events.RowsWanted(worker, incarnation, asked.number, asked.ahead), now_s)
+        return self.sequencer.members.seat(worker, incarnation) is not None
 
     def over(self, worker: int, died: bool, how: str = "died", told: bool = False) -> None:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
@@ -384,12 +434,17 @@ class Program:
         self._recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 
-    def _move(self, effect: events.Hold | events.Share | events.Forget) -> None:
+    def _move(self, effect: events.Hold | events.FoldRows | events.Share | events.Forget) -> None:
         self.memory.do(effect)
 
     def _show(self, show: events.Show) -> None:
         if self.listening[show.worker]:
             self.memory.do(show)
+
+    def _serve(self, serve: events.Serve) -> None:
+        self.memory.do(serve)
+        if self.listening[serve.worker] and self.memory.rows is not None and self.memory.rows.answers:
+            self._replies.supplied(serve.worker, RowsServed(serve.ahead))
 
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
         """What a worker that is to go on is told."""
@@ -407,6 +462,8 @@ class Program:
 
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number
+        if number and self._checkpointer.counts:  # it is dealt with, whether anybody is left to hear of that
+            self._checkpointer.answered(worker, number)
         if not self.listening[worker]:
             return
         if self._paces is not None:
@@ -416,18 +473,16 @@ class Program:
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
             return
-        if self._checkpointer.counts:
-            self._checkpointer.answered(worker, number)
         self.meter.answers += 1
         meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
 
     def _cancel(self, cancel: events.Cancel) -> None:
         worker = cancel.worker
+        if self._checkpointer.counts:
+            self._checkpointer.answered(worker, cancel.number)
         if not self.listening[worker]:
             return
         heard_s = self._replies.called_off(cancel, self._answer(cancel))
-        if self._checkpointer.counts:
-            self._checkpointer.answered(worker, cancel.number)
         self.meter.answers += 1
         if heard_s is not None:
             self.meter.workers[worker].cancelled(heard_s, cancel.number)
@@ -451,7 +506,8 @@ class Program:
 
     def _leased(self, leased: events.Leased) -> None:
         if self.listening[leased.worker]:
-            self._replies.leased(leased.worker, LeaseReply(leased.batches, epoch=leased.epoch, through=leased.through))
+            reply = LeaseReply(leased.batches, epoch=leased.epoch, through=leased.through)
+            self._replies.supplied(leased.worker, reply)
 
     def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker
@@ -464,4 +520,8 @@ class Program:
 
 
 def event_of(made: Contribution, worker: int, incarnation: int) -> events.Pushed:
-    return events.Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
+    usual = events.Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
+    if made.aside is None:
+        return usual
+    aside = made.aside
+    return replace(usual, adopted_at=aside.adopted_at, earlier=aside.earlier, rows=aside.rows)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.memory.machine import EVALUATOR, Machine
-from plesio.protocol.evaluator import Snapshot, SnapshotRequest
-from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.memory.row_servers import RowServers
+from plesio.protocol.evaluator import Asked, Snapshot
+from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.transport.channel import Channel, ChannelClosedError, readable
 
 Standing = Callable[[], tuple[float, int, int]]
 """The time in seconds since training began, the version, and the samples so far."""
@@ -21,13 +23,12 @@ Standing = Callable[[], tuple[float, int, int]]
 class Snapshots:
     """What the evaluator asked for, and what it was given; `look` is shown the parameters of each snapshot."""
 
-    def __init__(
-        self, evaluator: Channel[SnapshotRequest] | None, standing: Standing, look: Callable[[], object]
-    ) -> None:
+    def __init__(self, evaluator: Channel[Asked] | None, standing: Standing, look: Callable[[], object]) -> None:
         self.evaluator = evaluator
         self._standing = standing
         self._look = look
         self._asked = self._shown = False
+        self._rows: RowServers  # where there are tables
         self._mirrors = 0
 
     def hear(self, timeout_s: float) -> bool:
@@ -35,12 +36,22 @@ class Snapshots:
         if self.evaluator is None:  # seen when it was last answered
             return False
         try:
-            self.evaluator.receive(timeout_s)
+            asked, _ = self.evaluator.receive(timeout_s)
+            if isinstance(asked, RowsRequest):
+                self._rows.read(asked)
+                if self._rows.answers:
+                    self.evaluator.send(RowsServed())
+                return True
         except ChannelClosedError:
             self.evaluator = None
             return False
         self._asked = True
         return True
+
+    def see_out(self, timeout_s: float) -> None:
+        """The evaluator judges the last snapshot, and wants rows of tables for it."""
+        while self.evaluator is not None and readable(self.evaluator.fileno(), timeout_s):
+            self.hear(timeout_s)
 
     def serve(self, built: Machine) -> None:
         if not self._asked or self.evaluator is None:
@@ -69,6 +80,11 @@ class Snapshots:
             blocks = built.blocks
             self._shown, descriptors = True, (blocks.ring_descriptor,)
             snapshot = msgspec.structs.replace(snapshot, model=blocks.model, structure=blocks.structure)
+            if built.rows is not None:
+                snapshot = msgspec.structs.replace(snapshot, tables=built.rows.specs, reader=built.rows.reader)
+                snapshot = msgspec.structs.replace(snapshot, servers=len(built.rows.slots))
+                descriptors += (*(one.fd for one in built.rows.slots), *blocks.bell_of(built.rows.reader))
+                self._rows = built.rows
         try:
             self.evaluator.send(snapshot, descriptors)
         except ChannelClosedError:

@@ -21,8 +21,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from plesio.kernels.intrinsics import fetch_add, inner, load, meet
 from plesio.sparse.chunks import chunk_bounds
-from plesio.sparse.intrinsics import fetch_add, inner, load, meet
 from plesio.sparse.threads import pool
 
 SEARCH_STEPS = 100_000_000  # the search for ρ ends after this many steps, about 0.3 s, with the largest overlap found

@@ -15,7 +15,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaError, UnsupportedBytecodeError
 
 from plesio.errors import ConfigurationError
-from plesio.sparse.intrinsics import fetch_add, inner, meet
+from plesio.kernels.intrinsics import fetch_add, inner, meet
 
 
 class Loops(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
-from plesio.sparse.compiled import compiled
+from plesio.kernels.compiled import compiled
 from plesio.sparse.threads import by_shares, shares
 
 log = logging.getLogger("plesio.sparse")

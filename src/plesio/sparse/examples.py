@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plesio.errors import ConfigurationError
-from plesio.sparse.intrinsics import inner
+from plesio.kernels.intrinsics import inner
 
 _NUMBERS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16"}
 

@@ -24,11 +24,12 @@ class Strategy:
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
+        rows: when rows of tables (`plesio.Table`) step: `WithFold()`, `AtOnce()`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `InWorker()`, `Average(rate)`,
             `Outer(name, lr_scale, ...)`.
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
-        adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`.
+        adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`, `Rebase()`.
         via: who folds: `Server()`, `AllReduce(over)`, `SharedMemory()`.
 
     Raises:
@@ -49,6 +50,7 @@ class Strategy:
     admit: answers.Admit = answers.Everything()
     weigh: answers.Weigh = answers.Equal()
     gather: answers.Gather = answers.Each()
+    rows: answers.RowSteps = answers.WithFold()
     correct: answers.Correct = answers.Plain()
     outer: answers.Moves = answers.UserOptimizer()
     release: answers.Release = answers.Freely()
@@ -109,12 +111,24 @@ class Strategy:
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
         if self.send.privacy is not None:
             self._check_privacy()
+        if self.send.fragments > 1 and self.every.by_client:
+            self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
+        if self.send.fragments > 1 and self.release.cancel_late:
+            self._refuse("send", "release", "who is called off takes the parameters whole; use cancel_late=False")
         if self.adopt.codec is not None and not self.send.differs:
             self._refuse(
                 "adopt", "send", "what a worker is shown is packed for those who send deltas; use send=Delta()"
             )
         if self.adopt.codec is not None and self.release.cancel_late:
             self._refuse("adopt", "release", "who is called off takes the parameters whole; use cancel_late=False")
+        if self.adopt.late and self.send.stepped != isinstance(self.adopt, answers.Rebase):
+            self._refuse("adopt", "send", "adopt=Rebase() is for send=Parameters() or Delta(), ahead=1 for gradients")
+        if self.adopt.late and self.outer.in_worker:
+            self._refuse("adopt", "outer", "the worker's own step waits for the mean gradient; use ahead=0")
+        if self.adopt.late and self.release.cancel_late:
+            self._refuse(
+                "adopt", "release", "what is done while an answer travels belongs to no round; use cancel_late=False"
+            )
         if self.adopt.blends and not isinstance(self.send, answers.Parameters):
             self._refuse("adopt", "send", "who blends sends what it is left with; use send=Parameters()")
         by_worker = isinstance(self.correct, answers.WorkerMomentum)
@@ -148,6 +162,8 @@ class Strategy:
             self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
         if self.via.in_shared_memory and self.release != answers.Freely():
             self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
+        if self.adopt.late:
+            self._refuse("via", "adopt", "without a server no answer travels; leave ahead out")
         if self.via.in_shared_memory and self.admit != answers.Everything():
             self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
         if self.via.by_collective and self.gather != answers.Round():
@@ -173,6 +189,10 @@ class Strategy:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
         return self.gather == answers.Round() and isinstance(self.every, (answers.Steps, answers.PostLocal))
 
+    def goes_on(self, away: bool) -> bool:
+        """Whether a worker does while its answers travel; `away`: it is on another host than the server."""
+        return self.adopt.late and (away or not self.adopt.away)
+
     @property
     def in_memory(self) -> Strategy | None:
         """What computes the same in one host's shared memory, where an all-reduce may go through that."""
@@ -184,18 +204,19 @@ class Strategy:
         return self.via.at_server and self.outer.of_user
 
     @property
+    def computes_ahead(self) -> bool:
+        """Whether a worker computes the next gradient while the answer to the last one travels."""
+        return self.adopt.late and not self.send.stepped
+
+    @property
     def gives_back_mean(self) -> bool:
         """Whether the server gives back the mean gradient, by which each worker's own optimizer steps."""
         return self.via.at_server and self.outer.in_worker
 
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
-        own = {field: getattr(self, field) for field in ANSWERS}
-        data = {field: _plain(one) for field, one in own.items()}
-        for field, key in LATER:
-            if not data[field].get(key):  # written as before there were any
-                data[field].pop(key, None)
-        return data
+        said = (field for field in ANSWERS if field not in LATER or getattr(self, field) != _DEFAULTS[field])
+        return {field: _plain(getattr(self, field)) for field in said}
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
@@ -218,10 +239,11 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = (("gather", "grace_s"), ("gather", "deadline_s"), ("every", "proximal"), ("send", "privacy"), ("via", "over"))
-"""Fields of answers that came later: one that is not used is not written."""
+LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+"""Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
 """The answers to each question."""
+_DEFAULTS = {one.name: one.default for one in fields(Strategy)}
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:
@@ -236,5 +258,6 @@ def _answer(field: str, data: Mapping[str, Any]) -> Any:
 
 def _plain(answer: answers.Answer) -> dict[str, Any]:
     own = {one.name: getattr(answer, one.name) for one in fields(answer)}  # type: ignore[arg-type]
-    values = {key: _plain(value) if isinstance(value, answers.Answer) else value for key, value in own.items()}
+    used = {key: value for key, value in own.items() if key not in LATER or value != getattr(answers.Answer, key, None)}
+    values = {key: _plain(value) if isinstance(value, answers.Answer) else value for key, value in used.items()}
     return {"is": type(answer).__name__, **values}

@@ -2,9 +2,10 @@
 
 A `Layout` says where each tensor lies; an `Arena` is a piece of memory read through a layout. Tensors that are worked on
 together lie together. The parameters of one optimizer group and dtype make one *segment*: an elementwise optimizer steps
-it as a single flat tensor. Those that are frozen for now make one of their own, which may be left out of what is done. Then come
-parameters no optimizer moves, then buffers. Each tensor starts on a 64-byte boundary, so that kernels take the same path
-whatever lies before it; the padding is zero and stays zero.
+it as a single flat tensor. Where a model is exchanged in parts (`plesio.tensors.cut`), each part has segments of its own. Those
+that are frozen for now make one of their own, which may be left out of what is done. Then come parameters no optimizer moves,
+then buffers. Each tensor starts on a 64-byte boundary, so that kernels take the same path whatever lies before it; the padding is
+zero and stays zero.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from plesio.tensors.operands import Operand, operand
 CPU = torch.device("cpu")
 ALIGNMENT = 64
 PAGE = 4096
+ALL_PARTS = -1
+"""In place of the number of a part: the whole model."""
 SMALL_BYTES = 1 << 20
 """Up to this size a plain memory copy is quicker than torch's; beyond, torch may use several threads."""
 
@@ -54,7 +57,7 @@ class Kind(IntEnum):
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none). `asleep`: it is trained, and
-    needs no gradient yet."""
+    needs no gradient yet. `part`: the part of the model that it is exchanged with, if it is trained."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,6 +65,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     kind: Kind
     group: int = -1
     asleep: bool = False
+    part: int = 0
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -83,13 +87,18 @@ class Segment(msgspec.Struct, frozen=True):
     start: int
     numel: int
     tensors: tuple[int, ...]
+    part: int = 0
+
+    def is_of(self, part: int) -> bool:
+        """Whether it is exchanged with this part: what is not trained is, with each."""
+        return part in (ALL_PARTS, self.part) or self.kind is not Kind.TRAINED
 
 
 class Layout:
     """Where each tensor of a model lies in an arena. `specs`: in the model's own order (tied weights are one tensor).
 
     >>> layout = Layout([TensorSpec("w", (3, 4), "float32", Kind.TRAINED, 0)])
-    >>> layout.nbytes, layout.segments[0].numel, layout.payload_bytes
+    >>> layout.nbytes, layout.segments[0].numel, layout.payload_bytes()
     (4096, 16, 48)
     """
 
@@ -99,12 +108,12 @@ class Layout:
         segments: list[Segment] = []
         at = 0
         order = sorted(range(len(specs)), key=lambda i: (*_together(specs[i]), i))
-        for (kind, group, dtype, _), some in groupby(order, key=lambda i: _together(specs[i])):
+        for (kind, part, group, dtype, _), some in groupby(order, key=lambda i: _together(specs[i])):
             tensors, start, itemsize = tuple(some), at, getattr(torch, dtype).itemsize
             for index in tensors:
                 starts[index] = at
                 at += (specs[index].numel * itemsize + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-            segments.append(Segment(kind, group, dtype, start, (at - start) // itemsize, tensors))
+            segments.append(Segment(kind, group, dtype, start, (at - start) // itemsize, tensors, part))
         self.starts = tuple(starts)
         self.segments = tuple(segments)
         trained = [one for one in segments if one.kind is Kind.TRAINED]
@@ -115,11 +124,8 @@ class Layout:
         self._lacking: dict[int, frozenset[int]] = {0: frozenset()}
         self.buffer_segments = tuple(i for i, one in enumerate(segments) if one.kind is Kind.BUFFER)
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
-        moving = [spec for spec in specs if spec.kind in whole]
-        self.payload_bytes = sum(
-            spec.numel * spec.torch_dtype.itemsize for spec in moving
-        )  # of an exchange, in each direction
-        self._stretches: dict[tuple[Kind, ...], list[tuple[int, int]]] = {}
+        self.parts = 1 + max((spec.part for spec in specs), default=0)
+        self._stretches: dict[tuple[tuple[Kind, ...], int], list[tuple[int, int]]] = {}
 
     def lacking(self, absent: int) -> frozenset[int]:
         """The trained segments of which all tensors are in this set (`plesio.tensors.tensor_set`), by number. They come first in
@@ -133,13 +139,24 @@ class Layout:
             self._lacking[absent] = known
         return known
 
-    def stretches(self, kinds: tuple[Kind, ...]) -> list[tuple[int, int]]:
-        """The byte ranges (start, end) of the segments of these kinds (of all, if none is named)."""
-        known = self._stretches.get(kinds)
+    def outside(self, part: int) -> int:
+        """The trained tensors that an exchange of this part does not have, as a set."""
+        both = zip(self.segments, self._members, strict=True)
+        return sum(members for one, members in both if not one.is_of(part))
+
+    def payload_bytes(self, part: int = ALL_PARTS) -> int:
+        """What an exchange takes in each direction."""
+        moving = (self.segments[place] for place in self.moving_segments)
+        specs = (self.specs[tensor] for one in moving if one.is_of(part) for tensor in one.tensors)
+        return sum(spec.numel * spec.torch_dtype.itemsize for spec in specs)
+
+    def stretches(self, kinds: tuple[Kind, ...], part: int = ALL_PARTS) -> list[tuple[int, int]]:
+        """The byte ranges (start, end) of the segments of these kinds (all, if none is named) that are exchanged with `part`."""
+        known = self._stretches.get((kinds, part))
         if known is None:
-            known = self._stretches[kinds] = []
+            known = self._stretches[kinds, part] = []
             for one in self.segments:
-                if kinds and one.kind not in kinds:
+                if (kinds and one.kind not in kinds) or not one.is_of(part):
                     continue
                 start, end = one.start, one.start + one.numel * getattr(torch, one.dtype).itemsize
                 if known and known[-1][1] == start:
@@ -167,8 +184,8 @@ def _words(value: object) -> str:
     return value.name.lower() if isinstance(value, Kind) else str(value)
 
 
-def _together(spec: TensorSpec) -> tuple[Kind, int, str, bool]:
-    return spec.kind, spec.group, spec.dtype, spec.asleep
+def _together(spec: TensorSpec) -> tuple[Kind, int, int, str, bool]:
+    return spec.kind, spec.part, spec.group, spec.dtype, spec.asleep
 
 
 class Lies(msgspec.Struct, frozen=True):
@@ -219,13 +236,15 @@ class Arena:
         """The trained segments as operands of arithmetic."""
         return tuple(map(operand, self.of_kind(Kind.TRAINED)))
 
-    def of_kind(self, *kinds: Kind) -> list[torch.Tensor]:
-        """The flat tensors of the segments of these kinds."""
-        return [flat for flat, segment in zip(self.flat, self.layout.segments, strict=True) if segment.kind in kinds]
+    def of_kind(self, *kinds: Kind, part: int = ALL_PARTS) -> list[torch.Tensor]:
+        """The flat tensors of the segments of these kinds that are exchanged with `part`."""
+        both = zip(self.flat, self.layout.segments, strict=True)
+        return [flat for flat, segment in both if segment.kind in kinds and segment.is_of(part)]
 
-    def copy_from(self, other: Arena, *kinds: Kind) -> None:
-        """Copy the segments of these kinds (all, if none is named); done when it returns, on any device."""
-        for start, end in self.layout.stretches(kinds):
+    def copy_from(self, other: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
+        """Copy the segments of these kinds (all, if none is named) that are exchanged with `part`; done when it returns, on any
+        device."""
+        for start, end in self.layout.stretches(kinds, part):
             if end - start <= SMALL_BYTES and self.bytes and other.bytes:
                 self.bytes[start:end] = other.bytes[start:end]
             else:

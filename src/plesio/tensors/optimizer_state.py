@@ -30,11 +30,12 @@ class StatefulOptimizer(ServerOptimizer):
             tensors,
             {
                 "split": len(held),
+                "tensors": [piece.tensors for piece in self._pieces],
                 "whole": [[key for key in one.whole if key != own] for one, own in zip(held, swapped, strict=True)],
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
                 "own": self._own(),
-                "swapped": [own in one.whole for one, own in zip(held, swapped, strict=True)],
+                "swapped": [own if own in one.whole else "" for one, own in zip(held, swapped, strict=True)],
                 "kind": self._named(),
             },
         )

@@ -7,12 +7,12 @@ layout and the codec alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from plesio.strategy.answers import Codec
-from plesio.tensors.arena import CPU, Arena, Kind, Layout
+from plesio.tensors.arena import ALL_PARTS, CPU, Arena, Kind, Layout
 from plesio.tensors.codecs import packer_for
 from plesio.tensors.mean import mean_into
 
@@ -23,20 +23,24 @@ class Packing:
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._packer = packer_for(codec)
         self._layout = layout
-        trained = [place for place, one in enumerate(layout.segments) if one.kind is Kind.TRAINED]
-        rooms = {place: self._packer.room(layout.segments[place].numel) for place in trained}
+        self._trained = [place for place, one in enumerate(layout.segments) if one.kind is Kind.TRAINED]
+        rooms = {place: self._packer.room(layout.segments[place].numel) for place in self._trained}
         self._packed = {
             place: room
             for place, room in rooms.items()
             if layout.segments[place].dtype == "float32" and room < 4 * layout.segments[place].numel
         }
-        self._plain = [place for place in trained if place not in self._packed]
-        self.spans = [
-            (one.start, one.start + self._size(place)) for place, one in enumerate(layout.segments) if place in trained
-        ]
-        """The bytes of a slot that are to travel."""
-        self.spans += layout.stretches((Kind.BUFFER,))
-        self.nbytes = sum(end - start for start, end in self.spans)
+        self._plain = [place for place in self._trained if place not in self._packed]
+
+    def spans(self, part: int = ALL_PARTS) -> list[tuple[int, int]]:
+        """The bytes (start, end) of a slot that travel with this part of the model."""
+        starts = {place: self._layout.segments[place].start for place in self._of(self._trained, part)}
+        spans = [(start, start + self._size(place)) for place, start in starts.items()]
+        return spans + self._layout.stretches((Kind.BUFFER,))
+
+    def nbytes(self, part: int = ALL_PARTS) -> int:
+        """How many these are."""
+        return sum(end - start for start, end in self.spans(part))
 
     def ready(self) -> Packing:
         """Itself, for who packs or unpacks: the compiled kernels are loaded now, which takes half a second, and not in the middle
@@ -46,6 +50,10 @@ class Packing:
         self._packer.pack(one, one, packed, None)
         self._packer.add_into(packed, one, 1.0)
         return self
+
+    def _of(self, places: Iterable[int], part: int) -> list[int]:
+        """Those of these segments that are exchanged with this part."""
+        return [place for place in places if self._layout.segments[place].is_of(part)]
 
     def _size(self, place: int) -> int:
         one = self._layout.segments[place]
@@ -60,35 +68,36 @@ class Packing:
         """An error memory: of the model's size, and empty."""
         return Arena.private(self._layout)
 
-    def pack(self, start: Arena, now: Arena, slot: Arena, held: Arena | None) -> None:
-        """Bring what moved between `start` and `now`, and the buffers of `now`, into `slot`."""
-        for place in self._plain:
+    def pack(self, start: Arena, now: Arena, slot: Arena, held: Arena | None, part: int = ALL_PARTS) -> None:
+        """Bring what moved of this part between `start` and `now`, and the buffers of `now`, into `slot`."""
+        for place in self._of(self._plain, part):
             torch.sub(start.flat[place], now.flat[place].to(CPU), out=slot.flat[place])
-        for place in self._packed:
+        for place in self._of(self._packed, part):
             error = held.flat[place] if held is not None else None
             self._packer.pack(start.flat[place], now.flat[place].to(CPU), self._bytes(slot, place), error)
         slot.copy_from(now, Kind.BUFFER)
 
-    def mean_into(self, out: Arena, slots: Sequence[Arena], shares: Sequence[float]) -> Arena:
-        """`out` = the weighted sum of what lies in the slots."""
-        for place in self._packed:
+    def mean_into(self, out: Arena, slots: Sequence[Arena], shares: Sequence[float], absent: int = 0) -> Arena:
+        """`out` = the weighted sum of what lies in the slots. Segments that are `absent` as a whole are left as they are."""
+        lacking = self._layout.lacking(absent)
+        for place in [one for one in self._packed if one not in lacking]:
             out.flat[place].zero_()
             for slot, share in zip(slots, shares, strict=True):
                 self._packer.add_into(self._bytes(slot, place), out.flat[place], share)
-        mean_into(out, slots, shares, (*self._plain, *self._layout.buffer_segments))
+        mean_into(out, slots, shares, (*self._plain, *self._layout.buffer_segments), absent=absent)
         return out
 
-    def move(self, shown: Arena, packed: Arena) -> None:
-        """Move `shown` by the packed difference; the buffers are as they are there."""
-        for place in self._plain:
+    def move(self, shown: Arena, packed: Arena, part: int = ALL_PARTS) -> None:
+        """Move this part of `shown` by the packed difference; the buffers are as they are there."""
+        for place in self._of(self._plain, part):
             shown.flat[place].add_(packed.flat[place])
-        for place in self._packed:
+        for place in self._of(self._packed, part):
             self._packer.add_into(self._bytes(packed, place), shown.flat[place], 1.0)
         shown.copy_from(packed, Kind.BUFFER)
 
-    def is_sound(self, slot: Arena) -> bool:
-        """Whether a slot holds what this packing can have made; nobody else looks at what came from another host."""
+    def is_sound(self, slot: Arena, part: int = ALL_PARTS) -> bool:
+        """Whether a slot holds what this packing can have made of this part; nobody else looks at what came from another host."""
         return all(
             self._packer.is_sound(self._bytes(slot, place), self._layout.segments[place].numel)
-            for place in self._packed
+            for place in self._of(self._packed, part)
         )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import is_finite
 from plesio.tensors.several import parts_of
 
@@ -101,9 +101,9 @@ def fits(spec: TensorSpec, rows: Rows) -> bool:
     return rows.count == WHOLE or 0 <= rows.count * (row_bytes + INDEX_BYTES) <= spec.shape[0] * row_bytes
 
 
-def spans_of(layout: Layout, rows: Sequence[Rows]) -> list[tuple[int, int]]:
-    """The bytes of a slot that a contribution with these rows takes."""
-    spans = list(layout.stretches((Kind.TRAINED, Kind.BUFFER)))
+def spans_of(layout: Layout, rows: Sequence[Rows], part: int = ALL_PARTS) -> list[tuple[int, int]]:
+    """The bytes of a slot that a contribution of this part with these rows takes."""
+    spans = list(layout.stretches((Kind.TRAINED, Kind.BUFFER), part))
     for one in rows:
         spec, start = layout.specs[one.tensor], layout.starts[one.tensor]
         row_bytes = spec.shape[1] * spec.torch_dtype.itemsize

@@ -232,7 +232,7 @@ def secured(
         if isinstance(error, ssl.SSLError) and error.reason in NO_TLS:
             with suppress(OSError):
                 socket.socket.sendall(channel, REFUSED_IN_TLS)
-        _part(channel)
+        part(channel)
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
             raise ProofError(_explained(error)) from None
         raise
@@ -252,7 +252,7 @@ def _explained(error: ssl.SSLError) -> str:
     return f"TLS failed: {reason}; {RENEW}"
 
 
-def _part(channel: socket.socket) -> None:
+def part(channel: socket.socket) -> None:
     """Hang up, after the other side has had a chance to read why."""
     end_s = time.monotonic() + PARTING_S
     with suppress(OSError):

@@ -4,9 +4,10 @@ Each side numbers the frames it sends and counts those it has received whole; ev
 until the other side has it. On the next connection each side tells its count, and the other sends again what comes after it.
 Beats are not counted: they are of the moment.
 
-A payload is not copied: it is sent again from where it lies. That is right because at most one is outstanding each way. A
+A payload is not copied: it is sent again from where it lies. That is right because nothing is overwritten that is outstanding. A
 worker overwrites its gradients only after the answer, and the head of the answer acknowledges them; the server overwrites a
-version only after the worker's next contribution, or its word that it dropped a step.
+version only after the worker's next contribution, or its word that it dropped a step. For rows of tables see
+`plesio.transport.row_payloads`.
 """
 
 from __future__ import annotations

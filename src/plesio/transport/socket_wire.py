@@ -38,6 +38,7 @@ from plesio.transport.limits import (
     READ_AHEAD_BYTES,
     SMALL_BYTES_MAX,
 )
+from plesio.transport.secure import part
 from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, HungUpError, Kind, RemoteProtocolError, Wire
 
 HEAD = struct.Struct("<BBHIQQ")
@@ -65,6 +66,7 @@ class SocketWire(Wire):
         self.peer = peer
         self.acknowledged = 0
         self.number = 0
+        self.eager = False
         self._socket = connection
         self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
         connection.setblocking(self._tls is None)
@@ -75,6 +77,9 @@ class SocketWire(Wire):
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(connection, select.POLLIN)
         self._writable.register(connection, select.POLLOUT)
+        self._either = select.poll()
+        self._either.register(connection, select.POLLIN | select.POLLOUT)
+        self._early = bytearray()  # came while this side was sending
         self._lookout = Lookout(self._readable)
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
         self._begin = self._end = 0  # of what was read ahead
@@ -91,7 +96,7 @@ class SocketWire(Wire):
     @property
     def has_input(self) -> bool:
         """Whether bytes have come that `poll` does not see: read ahead, or in TLS's own buffer."""
-        return self._begin < self._end or (self._tls is not None and self._tls.pending() > 0)
+        return self._begin < self._end or bool(self._early) or (self._tls is not None and self._tls.pending() > 0)
 
     def wait(self, timeout_s: float) -> bool:
         return bool(self._lookout.wait(timeout_s) if timeout_s > 0 else self._readable.poll(0))
@@ -136,10 +141,14 @@ class SocketWire(Wire):
             if self._broken:
                 self._lost("it was lost before")
             try:
-                sent = self._tls.send(batch[0]) if self._tls else self._socket.sendmsg(batch)
+                flags = socket.MSG_DONTWAIT if self.eager else 0
+                sent = self._tls.send(batch[0]) if self._tls else self._socket.sendmsg(batch, (), flags)
             except (BlockingIOError, ssl.SSLWantWriteError):
-                if not (self._tls and self._writable.poll(LEASE_S * 1000)):
+                poller = self._either if self.eager else self._writable if self._tls else None
+                if poller is None or not (found := poller.poll(LEASE_S * 1000)):
                     self._lost(f"it took no byte for {LEASE_S:g} s")
+                if found[0][1] & select.POLLIN:
+                    self._read_early()
                 continue
             except OSError as error:
                 self._lost(str(error), isinstance(error, ConnectionError))
@@ -147,6 +156,17 @@ class SocketWire(Wire):
                 sent -= len(batch.pop(0))
             if sent:
                 batch[0] = batch[0][sent:]
+
+    def _read_early(self) -> None:
+        """The other side may take nothing before this side has taken something."""
+        try:
+            if not (got := self._tls.recv(PIECE_BYTES) if self._tls else self._socket.recv(PIECE_BYTES)):
+                self._lost("it closed the connection", hung_up=True)
+            self._early += got
+        except ssl.SSLWantReadError:
+            pass  # not a whole record yet
+        except OSError as error:
+            self._lost(str(error), isinstance(error, ConnectionError))
 
     # Receiving
 
@@ -182,7 +202,7 @@ class SocketWire(Wire):
         views = [view.cast("B") for view in into if view.nbytes]
         expected, announced = sum(map(len, views)), self._payload_bytes
         if announced != expected:
-            self._break()
+            self.cut()
             raise RemoteProtocolError(f"{self.peer} sent a payload of {announced} bytes; {expected} were expected")
         checksum = None if self._tls else xxh3_64()
         for view in views:
@@ -235,6 +255,11 @@ class SocketWire(Wire):
         """How many bytes the socket gave; 0 if there are none, for plain text within `LEASE_S` or as `flags` say."""
         if self._broken:
             self._lost("it was lost before")
+        if self._early:
+            got = min(len(into[0]), len(self._early))
+            into[0][:got] = self._early[:got]
+            del self._early[:got]
+            return got
         try:
             got = self._tls.recv_into(into[0]) if self._tls else self._socket.recvmsg_into(into, 0, flags)[0]
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -246,22 +271,25 @@ class SocketWire(Wire):
     # Failing
 
     def _lost(self, why: str, hung_up: bool = False) -> NoReturn:
-        self._break()
+        self.cut()
         kind = HungUpError if hung_up else ConnectionLostError
         raise kind(f"the connection to {self.peer} is lost: {why}") from None
 
     def refuse(self, what: str) -> NoReturn:
-        self._break()
+        self.cut()
         raise DamagedError(f"{self.peer} sent {what}")
 
     def _damaged(self, what: str, told: int, found: int) -> NoReturn:
         self.refuse(f"a {what} whose checksum is {told:016x}, not {found:016x}: it was damaged on the way")
 
-    def _break(self) -> None:
-        """End it for both sides. The descriptor stays open: another thread may be polling it."""
+    def cut(self) -> None:
         self._broken = True
         with suppress(OSError):  # the other side may have ended it
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's, which would go on in plain text
+
+    def part(self) -> None:
+        self._broken = True
+        part(self._socket)
 
     def close(self) -> None:
         self._broken = True

@@ -76,8 +76,10 @@ class Wire(Protocol):
     Attributes:
         acknowledged: how many frames the other side had received when it sent the last one.
         number: of the last frame that came, modulo 65,536.
+        eager: whether `send` reads ahead what comes meanwhile, so that both sides may send at the same time. One of them has to.
     """
 
+    eager: bool
     peer: str
     acknowledged: int
     number: int
@@ -130,6 +132,12 @@ class Wire(Protocol):
         Raises:
             DamagedError: always.
         """
+
+    def cut(self) -> None:
+        """End it for both sides, and for whichever thread uses it. The descriptor stays open: one may be polling it."""
+
+    def part(self) -> None:
+        """Hang up, after the other side had time to read all."""
 
     def close(self) -> None:
         """Hang up."""

@@ -12,21 +12,27 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.optim import Optimizer
 
+from plesio import tables
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
-from plesio.protocol.worker import Hello, LeaseReply
+from plesio.protocol.worker import Hello
 from plesio.strategy import Strategy
+from plesio.tables.module import named_tables, without_rows
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried, States
+from plesio.tensors.cut import cut
 from plesio.tensors.model import describe, dump_structure
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
+from plesio.worker.data.asking import Lessor
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
+from plesio.worker.row_exchange import check_strategy
 from plesio.worker.state import WorkerState
 
 
@@ -41,7 +47,7 @@ class Taking:
     frozen_too: bool = False
 
 
-class WorkerContext(Protocol):
+class WorkerContext(Lessor, Protocol):
     """What `plesio.worker.worker.Worker` asks of its surroundings."""
 
     rank: int
@@ -52,14 +58,8 @@ class WorkerContext(Protocol):
     lenient: bool  # whether the run goes on without a worker that raises
     state: WorkerState
 
-    def now_s(self) -> float:
-        """The time, in seconds from any beginning."""
-
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this; returns when training begins. The model is the one to call."""
-
-    def lease(self, epoch: int, total: int, most: int, unused: int, digest: int) -> LeaseReply:
-        """Data to work on; the arguments are those of a `plesio.protocol.worker.LeaseRequest`."""
 
     def optimizer_state(self, tensors: Sequence[torch.Tensor]) -> States | None:
         """The state of the optimizer that steps at the server, for the model's `tensors`; None where it cannot be fetched."""
@@ -83,20 +83,28 @@ def introduction(
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
     model, optimizer = given.model, given.optimizer
     by_rows = strategy.steps_at_server and strategy.correct.spares_rows
+    row_tables = named_tables(model)
+    if row_tables:
+        check_strategy(strategy, row_tables)
+        tables.load_kernels()  # before training begins
     if given.frozen_too and strategy.via.by_collective:
         raise ConfigurationError(
             "prepare(trainable='all'): DistributedDataParallel reduces what needs a gradient when it is built; take allreduce on "
             "one host, or sync_sgd"
         )
-    tables = tables_of(model, optimizer) if by_rows else ()
-    described, tensors = describe(model, optimizer, tables, given.frozen_too, strategy.gives_back_mean)
+    sparse = tables_of(model, optimizer) if by_rows else ()
+    described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean)
+    described = replace(described, specs=cut(described.specs, strategy.send.fragments))
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
+    with without_rows(row_tables.values()):
+        structure = dump_structure(model, tensors) if evaluates else b""
     hello = Hello(
         worker=rank,
         model=described,
         optimizers=specs,
-        structure=dump_structure(model, tensors) if evaluates else b"",
+        structure=structure,
+        tables=tuple(one.spec(name) for name, one in row_tables.items()),
         after_step=given.after_step,
     )
     return hello, specs[0].carried, tensors

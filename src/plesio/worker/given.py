@@ -12,10 +12,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from plesio.errors import ConfigurationError
+from plesio.strategy.answers.answer import WHOLE
+from plesio.tables.converted import convert, large_dense
+from plesio.tables.module import named_tables
 from plesio.tensors.model import Models
 from plesio.tensors.several import Several
 from plesio.worker.clients import Clients
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.warn import listed, warn
 
 ALLOWED = "modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
 
@@ -70,11 +74,32 @@ class Given:
                     f"prepare was given a {type(schedule).__name__} of another {kind} than it was given: give it that one, too"
                 )
 
+    def convert(self, tables: int) -> list[Optimizer]:
+        """Large embeddings become tables; the optimizers that hold nothing else have no part in the run, and are returned."""
+        if not WHOLE.holds(tables):
+            raise ConfigurationError(f"prepare(tables={tables!r}): {WHOLE.words}, of an embedding that becomes none")
+        convert(self.model, self.optimizers, tables)
+        if not named_tables(self.model) and (dense := large_dense(self.model, tables)):
+            warn(f"prepare(tables={tables}): no embedding became a table, for {listed(dense)} lacks sparse=True")
+        empty = [one for one in self.optimizers if not any(group["params"] for group in one.param_groups)]
+        if len(empty) == len(self.optimizers):
+            raise ConfigurationError(
+                f"prepare(tables={tables}): only tables would be left to train, and a run needs a parameter, too; raise tables="
+            )
+        for one in empty:
+            self.optimizers.remove(one)
+        return empty
+
     def check_strategy(self, exchange: Exchange) -> None:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
         if self.clients and not exchange.by_client:
             raise ConfigurationError(
                 "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
+            )
+        if self.clients and exchange.late:
+            raise ConfigurationError(
+                "ps.Clients and overlap=True (training on while an answer travels): a client begins with the global parameters, "
+                "and its worker waits for them; leave overlap out, or let the loop say worker.contribute(samples=...)"
             )
         if exchange.private and not self.clients:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.carrying import States
+from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.exchanged import before_step
 from plesio.worker.warn import warn
@@ -102,6 +103,8 @@ class ExchangedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._user.zero_grad(set_to_none)
+        if self._exchange.rows is not None and parts_of(self._exchange.optimizer)[0] is self._user:
+            self._exchange.rows.zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step of the training loop, with the strategy's exchange.

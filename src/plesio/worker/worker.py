@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.riders.counters import Counting
 from plesio.riders.schedules import Scheduling
 from plesio.strategy.answers.answer import COUNT, WHOLE
+from plesio.tables.module import Table
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
@@ -22,9 +23,9 @@ from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
 from plesio.worker.data.source import StandIn, is_stream
-from plesio.worker.data.use import DataUse
+from plesio.worker.data.use import B, DataUse, one_ahead
+from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.explaining import explain, refuse_synchronised
 from plesio.worker.given import Given
 from plesio.worker.guards.exchanged import unwatch, watch
@@ -32,6 +33,7 @@ from plesio.worker.guards.guards import Guards
 from plesio.worker.metrics import Metrics
 from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.randomness.seeding import seed_device, step_seed
+from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.warn import warn_at_end
@@ -103,7 +105,8 @@ class Worker:
 
             schedule = LambdaLR(optimizer, lambda _: 0.5 * (1 + cos(pi * min(1.0, worker.epoch / EPOCHS))))
 
-        In lock step, and with data="shards", it counts this worker's own part. It moves when the loader is given more data.
+        In lock step, and with data="shards", it counts this worker's own part, and moves with each batch. Elsewhere it moves when
+        the loader is given more data.
 
         Raises:
             ConfigurationError: prepare was given no loader.
@@ -209,7 +212,12 @@ class Worker:
     # Taking part
 
     def prepare(
-        self, *given: Any, after_step: Change | None = None, trainable: str = "now", on_write: str = "refuse"
+        self,
+        *given: Any,
+        after_step: Change | None = None,
+        trainable: str = "now",
+        on_write: str = "refuse",
+        tables: int | None = None,
     ) -> tuple[Any, ...]:
         """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
@@ -225,6 +233,8 @@ class Worker:
                 (adapters that take turns, gradual unfreezing).
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
                 raises at the next step, "warn" warns and lets it go.
+            tables: each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` with more rows than this becomes a table
+                at the server (docs/tables.md). Its rows step as its optimizer says: SGD, Adagrad or SparseAdam.
 
         What is done of each:
 
@@ -261,7 +271,9 @@ class Worker:
         sorted_out = Given.sorted(given)
         if self._exchange is None:
             sorted_out.check()
+            empty = sorted_out.convert(tables) if tables is not None else []
             self._take_part(sorted_out, after_step, trainable == "all").lets_writes_go = on_write == "warn"
+            self._prepared |= {id(one): one for one in empty}
         else:
             self._prepare_more(sorted_out, self._exchange)
         for one in sorted_out.schedulers:
@@ -310,6 +322,9 @@ class Worker:
         self._tables = SharedTables(model, self._state, self._context.inline)
         exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
         self._exchange = exchange
+        if exchange.rows is not None:
+            zero_rows_too(model)
+            warn_of_frozen(model)
         if after is not None and exchange.local:
             exchange.after_step = Applied(after, exchange.replica.layout.specs)
         given.check_strategy(exchange)
@@ -343,7 +358,7 @@ class Worker:
         return exchange
 
     def _lent(self, clients: Clients, model: torch.nn.Module) -> LeasedClients:
-        assert isinstance(self._exchange, ServerExchange), "a strategy by client has a server"
+        assert isinstance(self._exchange, ClientExchange), "a strategy by client has a server"
         self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, self._begin_client)
         return self._clients
 
@@ -383,9 +398,37 @@ class Worker:
         return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used)
 
     def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
-        lease, state, used = self._context.lease, self._state, self._used
-        self._loader = LeasedLoader(data, lease, state, self.workers, used, self._begun, self._go_on, counts)
+        state, used = self._state, self._used
+        self._loader = LeasedLoader(data, self._context, state, self.workers, used, self._begun, self._go_on, counts)
         return self._loader
+
+    def ahead(self, batches: Iterable[B], ids: Callable[[B], Mapping[Table, torch.Tensor]]) -> Iterator[B]:
+        """The same batches; the rows of tables that the next one needs travel while the loop is at one.
+
+            for ids, labels in worker.ahead(loader, lambda batch: {net.ids: batch[0]}):
+                ...
+
+        Rows that were asked for ahead are those of before this worker's own step: stale by 1, as others' steps make them, too.
+        So a worker that is alone asks for nothing ahead. Nor is anything asked for where rows may be of several steps
+        (`local_sgd`), the worker goes on while its answer travels, or the loop has no gradients (`torch.no_grad()`). A loop that
+        steps once for several batches gains nothing: rows are asked for ahead once a step. Under `rows="with"` in rounds rows
+        come after the fold, and only their keys travel ahead.
+
+        Args:
+            batches: the prepared loader, or any other iterable.
+            ids: of a batch, what is to be looked up in which table of the prepared model. What it leaves out is pulled when it is
+                looked up.
+
+        Raises:
+            ConfigurationError: before prepare, a table of another model, or ids that are no int64 tensor.
+        """
+        exchange = self._exchange_for("ahead")
+        if exchange.rows is None:
+            raise ConfigurationError("worker.ahead asks for rows of tables, and the prepared model has none (ps.Table)")
+        rows = exchange.rows
+        if self.workers == 1 or rows.several_steps or exchange.late or not torch.is_grad_enabled():
+            return iter(batches)
+        return one_ahead(batches, self._used, lambda batch: rows.ask_ahead(ids(batch)))
 
     # Loops without a loader
 

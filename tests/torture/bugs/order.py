@@ -47,6 +47,12 @@ class _WaitsForMore(Sequencer):
         return super()._reachable() if self._after_fold else None
 
 
+@bug("what was begun before the answer counts as begun after it")
+class _TakesAllAsNew(Sequencer):
+    def _pushed(self, event: Pushed) -> None:
+        super()._pushed(replace(event, adopted_at=0))
+
+
 @bug("staleness is counted from the current version")
 class _AlwaysFresh(Sequencer):
     class _Folds(Folds):

@@ -12,6 +12,9 @@ from torture.process import Process
 from torture.server import Server
 from torture.sessions.service import Service
 from torture.sessions.session import WorkerSession
+from torture.tables.actor import Actor
+from torture.tables.desk import Desk
+from torture.tables.server import RowServer
 from torture.world import Parts
 
 BUGS: dict[str, Parts] = {}
@@ -44,6 +47,9 @@ def bug(name: str) -> Callable[[type], type]:
             Disk: "disk",
             Server: "server",
             Process: "process",
+            RowServer: "row_server",
+            Actor: "table_server",
+            Desk: "desk",
         }[part.__mro__[1]]
         BUGS[name] = replace(BUGS.get(name, Parts()), **{field: part})
         return part

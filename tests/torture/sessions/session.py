@@ -120,9 +120,20 @@ class WorkerSession:
         self.number, self._serial, self._abandoned = 1, -1, 0
         return self._ask(Joined(self.worker, self.incarnation), Phase.JOINING, now_s)
 
-    def push(self, steps: int, samples: int, batches: int, finite: bool, now_s: float) -> Request:
+    def push(
+        self,
+        steps: int,
+        samples: int,
+        batches: int,
+        finite: bool,
+        now_s: float,
+        adopted_at: int = 0,
+        rows: bool = False,
+    ) -> Request:
         """Send a contribution computed from `version`; the arguments as in `plesio.core.events.Pushed`."""
-        event = Pushed(self.worker, self.incarnation, self.number, steps, samples, batches, finite)
+        event = Pushed(
+            self.worker, self.incarnation, self.number, steps, samples, batches, finite, adopted_at, rows=rows
+        )
         return self._ask(event, Phase.WAITING, now_s)
 
     def ask(self, epoch: int, total: int, most: int, unused: int, now_s: float) -> Request:

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from plesio.errors import PlesioError
+from plesio.launch.local.table_links import TableLinks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello, Ready
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
 from plesio.server.program import Program
+from plesio.tables.file import from_memory
 
 
 class Arrivals:
-    """The workers at `lines`; `begun` is called when training begins, before any of them takes part."""
+    """The workers at `lines`; `begun` is called when training begins, before any of them takes part. `tables`: lines to
+    those that hold rows."""
 
     def __init__(
-        self, lines: list[Line | None], opening: Opening, program: Program, begun: Callable[[Machine, float], None]
+        self,
+        lines: list[Line | None],
+        opening: Opening,
+        program: Program,
+        begun: Callable[[Machine, float], None],
+        tables: TableLinks,
     ) -> None:
         self._lines = lines
         self._opening = opening
         self._program = program
         self._begun = begun
+        self._tables = tables
         self._late: list[Line] = []  # ready, while the others train
 
-    def prepares(self, line: Line, message: Hello | Ready) -> None:
-        """A worker is nearer to taking part; raises `PlesioError` if its model is not the others'."""
+    def prepares(self, line: Line, message: Hello | Ready, descriptors: Sequence[int] = ()) -> None:
+        """A worker is nearer to taking part; raises `PlesioError` if its model is not the others'. `descriptors`: of a file with
+        rows that it brings."""
         blocks = self._opening.blocks
         if isinstance(message, Ready):
             line.ready = True
+            if blocks is not None and descriptors:
+                blocks.brought = from_memory(descriptors[0])
         else:
             line.hello, line.late = message, blocks is not None
             if blocks is not None:
@@ -39,15 +51,15 @@ class Arrivals:
         elif line.ready:
             self._late.append(line)
         elif blocks is not None:
-            line.say(*blocks.welcome(first=False))
+            line.say(*blocks.welcome(line.worker, first=False))
 
     def proceed(self) -> None:
         """When every live worker is ready, training begins."""
         self._opening.proceed(self._program.stopping)
         blocks = self._opening.blocks
-        if blocks is None or not self._opening.complete:
+        if blocks is None or not self._opening.complete or self._tables.lacking():
             return
-        now_s, machine = time.monotonic(), Machine(blocks)
+        now_s, machine = time.monotonic(), Machine(blocks, rows=self._tables.rows(blocks))
         try:
             self._program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them

@@ -12,18 +12,19 @@ says what it may not (`plesio.launch.local.order`) is hung up on: to the others 
 from __future__ import annotations
 
 import os
-import select
-import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import torch
 
 from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
+from plesio.launch.local.deputy_rows import DeputyRows
 from plesio.launch.local.order import Order, Pull, Said
+from plesio.launch.local.stand_in import StandIn, first_words, opened
+from plesio.launch.local.table_deputy import TableDeputy
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
@@ -33,13 +34,12 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.rows import in_range
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
-from plesio.transport.connect import accept
-from plesio.transport.doorbell import ANSWER_LAYOUT, Lookout, decode_answer
-from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S, SEAT_S
+from plesio.transport.doorbell import ANSWER_LAYOUT, decode_answer
+from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
-from plesio.transport.secure import ProofError
+from plesio.transport.row_slots import RowSlots
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, Wire
 from plesio.transport.wire import Kind as FrameKind
 
 TICK_S = 0.2
@@ -49,7 +49,7 @@ decode_to_launcher: Callable[[bytes], remote.ToLauncher] = decoder_of(remote.ToL
 decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages.FromWorker)
 
 
-class Deputy:
+class Deputy(StandIn):
     """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer."""
 
     _payloads: Payloads  # once it said Hello
@@ -57,21 +57,19 @@ class Deputy:
     def __init__(
         self, job: Job, worker: int, launcher: Channel[remote.ToDeputy], line: Sequence[int], session: Session
     ) -> None:
-        self._job = job
+        super().__init__(job, f"worker {worker}", launcher, session)
         self._worker = worker
         self._seats = job.config.seats
-        self._launcher = launcher
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
         self._push, self._answer = line[1:]
-        self._session = session
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
         self._board: Board | None = None
         self._news = remote.BoardNews(0, 0)
         self._shown_at = 0
-        self._parted = False
-        self._until_s = 0.0  # without a connection: when the worker's time to come back is over
+        self._listen(self._server.fileno(), self._from_server)
+        self._listen(self._answer, self._from_answer)
         self._hear = {
             FrameKind.SESSION: self._part,
             FrameKind.CHANNEL: self._to_server,
@@ -80,50 +78,9 @@ class Deputy:
             FrameKind.PULL: self._pulled,
         }
 
-    def run(self) -> None:
-        """Pass on what is said, until the worker, the server or the launcher is gone, or the worker says what it may not."""
-        poller, watched = select.poll(), -1
-        for descriptor in (self._launcher.fileno(), self._server.fileno(), self._answer):
-            poller.register(descriptor, select.POLLIN)
-        lookout = Lookout(poller)
-        while not self._parted and not (self._until_s and time.monotonic() > self._until_s):
-            if watched != (now := self._session.fileno()):
-                if watched >= 0:
-                    poller.unregister(watched)
-                if now >= 0:
-                    poller.register(now, select.POLLIN)
-                watched = now
-            ready = {descriptor for descriptor, _ in lookout.wait(0.0 if self._session.has_input else TICK_S)}
-            try:
-                if self._launcher.fileno() in ready:
-                    self._from_launcher()
-                if watched in ready or self._session.has_input:
-                    while self._from_worker():
-                        pass
-                if self._server.fileno() in ready:  # while the worker is away, its session keeps what it is told
-                    self._from_server()
-                if self._answer in ready:
-                    self._from_answer()
-                self._tick()
-            except ConnectionLostError as lost:
-                self._cut(hung_up=isinstance(lost, HungUpError))
-
-    def _cut(self, hung_up: bool) -> None:
-        """The worker has the lease to come back, or less if it `hung_up`; anew, if its next connection comes to nothing."""
-        if not self._until_s:
-            self._session.close()
-            self._until_s = time.monotonic() + RETURN_S if hung_up else self._session.heard_s + LEASE_S
-            self._launcher.send(remote.Away(True))
-
     def _tick(self) -> None:
-        now_s = time.monotonic()
-        if self._until_s:
-            return
-        if now_s - self._session.heard_s > LEASE_S:
-            raise ConnectionLostError(f"worker {self._worker} said nothing for {LEASE_S:g} s")
-        if now_s - self._session.told_s > BEAT_S:
-            self._session.beat()
-        if self._board is not None:
+        super()._tick()
+        if self._board is not None and not self._until_s:
             news = remote.BoardNews(self._board.broken, self._board.mirror_wanted)
             if news != self._news:
                 self._news = news
@@ -132,7 +89,7 @@ class Deputy:
 
     # From the worker
 
-    def _from_worker(self) -> bool:
+    def _from_far(self) -> bool:
         """Pass one frame on; whether there was one."""
         frame = self._session.receive(0.0)
         if frame is None:
@@ -154,6 +111,8 @@ class Deputy:
             self._session.read_payload(into)
         if isinstance(message, messages.Contribution):
             self._check_sound(message)
+        elif isinstance(message, messages.RowsRequest) and self._order.rows is not None:
+            self._order.rows.check_keys(message)
         self._order.note(message)
 
     def _check_sound(self, made: messages.Contribution) -> None:
@@ -162,13 +121,17 @@ class Deputy:
             raise ProtocolError("it sent a row that a table does not have")
         if packing is not None and made.finite:
             slot = Arena(layout, torch.frombuffer(self._slot, dtype=torch.uint8))
-            if not packing.is_sound(slot):
+            if not packing.is_sound(slot, made.beside.part):
                 raise ProtocolError("it sent a packing that no codec makes")
 
     def _place(self, message: Said) -> Sequence[memoryview]:
+        rows = self._order.rows
         match message:
-            case messages.Contribution():
-                return cut(self._slot, self._payloads.spans(message))
+            case messages.Contribution(number=number, beside=beside):
+                tensors = cut(self._slot, self._payloads.spans(message))
+                return [*tensors, *rows.gradients(number)] if rows is not None and beside.rows else tensors
+            case messages.RowsRequest() if rows is not None:
+                return rows.keys(message)
             case messages.Ready():
                 return self._ring.leading(self._order.copies)
             case messages.MirrorFilled():
@@ -187,7 +150,10 @@ class Deputy:
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
             self._payloads = Payloads(Layout(message.model.specs), self._job.config.strategy)
-        self._server.send(message)
+        if isinstance(message, messages.RowsRequest) and not message.wanted:
+            self._send_rows(ahead=True)
+        else:
+            self._server.send(message)
 
     def _to_doorbell(self, frame: Frame) -> None:
         self._heard(frame, decode_from_worker(frame.body))
@@ -211,37 +177,39 @@ class Deputy:
 
     # From the others
 
-    def _from_launcher(self) -> None:
-        """The worker is there again, on another connection, which may be lost before all is said: then it comes again."""
-        message, descriptors = self._launcher.receive(LEASE_S)
-        if isinstance(message, remote.Refused):  # the run ended, for this reason
-            self._session.send(FrameKind.SESSION, encode(message))
-            raise ChannelClosedError("the launcher")
-        wire = opened(self._job, descriptors[0])
-        if wire is None:
-            return
-        try:
-            knock = first_words(wire)
-            if not isinstance(knock, remote.Resume):
-                raise ProtocolError("it has a ticket, and does not resume")
-            wire.send(FrameKind.SESSION, encode(remote.Resumed(self._session.received)))
-        except (ConnectionLostError, ProtocolError):
-            wire.close()
-            return
-        self._until_s = 0.0
-        self._session.resume(wire, knock.received)
-        self._launcher.send(remote.Away(False))
-
     def _from_server(self) -> None:
         message, descriptors = self._server.receive(LEASE_S)
         if isinstance(message, messages.Welcome):
             self._map(message, descriptors)
         self._order.told(message)
-        self._session.send(FrameKind.CHANNEL, encode(message))
+        if isinstance(message, messages.RowsServed):
+            self._send_rows(message.ahead)
+        else:
+            self._session.send(FrameKind.CHANNEL, encode(message))
+
+    def _from_servers(self, bell: int) -> None:
+        os.eventfd_read(bell)
+        assert self._order.rows is not None, "it asked for rows"
+        for ahead in self._order.rows.just_served():
+            self._order.rows.served(ahead)
+            self._send_rows(ahead)
+
+    def _send_rows(self, ahead: bool) -> None:
+        """The worker, or the server, has done its part; if both have, the values are sent."""
+        assert self._order.rows is not None, "it asked for rows"
+        if (request := self._order.rows.due(ahead)) is not None:
+            served = encode(messages.RowsServed(ahead))
+            self._session.send(FrameKind.CHANNEL, served, self._order.rows.values(request))
 
     def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
-        ring, slots, board = descriptors
+        ring, slots, board, *rest = descriptors
         nbytes = self._payloads.layout.nbytes
+        if self._order.hello is not None and (tables := self._order.hello.tables):
+            if welcome.servers > 1:
+                bell = rest.pop()  # that several servers of rows ring
+                self._listen(bell, partial(self._from_servers, bell))
+            places = [RowSlots.attach(one, tables, self._seats + 1) for one in rest[-welcome.servers :]]
+            self._order.rows = DeputyRows(places, self._worker)
         self._ring = Ring(_parts(ring, nbytes, welcome.buffers))
         if self._job.config.strategy.via.at_server:
             os.close(board)
@@ -273,21 +241,6 @@ def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
     return [whole[index * nbytes : (index + 1) * nbytes] for index in range(count)]
 
 
-def opened(job: Job, descriptor: int) -> Wire | None:
-    """The connection behind a descriptor, once whoever is at its other end has proved itself; None if that failed."""
-    assert job.listening is not None, "a deputy's worker comes through the door"
-    try:
-        return accept(socket.socket(fileno=descriptor), job.listening.token, job.listening.credentials)
-    except (OSError, ProofError):
-        return None
-
-
-def first_words(wire: Wire) -> remote.FromNewcomer | None:
-    """What a connection begins with, if that came in time."""
-    frame = wire.receive(HANDSHAKE_S)
-    return decode_knock(frame.body) if frame is not None else None
-
-
 def main(job: Job, descriptors: list[int]) -> None:
     """Entry of a deputy. `descriptors`: launcher, connection. Whatever ends it is its worker's death, and ends nobody else."""
     torch.set_num_threads(1)
@@ -317,9 +270,10 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         wire.send(FrameKind.SESSION, encode(reply))
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
-    session = Session(wire, knock.who)
+    session, kind = Session(wire, knock.who), TableDeputy if knock.holds_rows else Deputy
+    wire.eager = kind.eager
     try:
-        Deputy(job, reply.seated.worker, launcher, line, session).run()
+        kind(job, reply.seated.worker, launcher, line, session).run()
     except ProtocolError as error:
         with suppress(ConnectionLostError):
             session.send(FrameKind.SESSION, encode(remote.Refused("PlesioError", f"the head hung up: {error}")))

@@ -29,6 +29,8 @@ from plesio.launch.returned import unpacked
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError, cut
+from plesio.tables.file import from_memory, joined
+from plesio.tables.module import Table
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
@@ -78,7 +80,7 @@ class LocalEngine:
             if self._ctrl_c.pressed > 1:
                 raise
         finally:
-            told = self._seats.tell(self._error) if self._error is not None else 0
+            told = self._seats.tell(self._error)
             try:
                 self._processes.end(0.0 if self._error and not told else self._patience.left_s())
             except BaseException:  # a second Ctrl-C while they were given time
@@ -125,7 +127,7 @@ class LocalEngine:
                     if self._outcome.final is None:
                         why = f"{fork_server.lost()}; the run ended with it {self._where()}; {self._what_is_left()}"
                         self._fail(ServerLostError(why))
-                elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_workers_out` may have read it
+                elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_out` may have read it
                     poller.unregister(descriptor)
                     if sender is not self._processes.server:  # which may still be written to
                         sender.channel.close()
@@ -211,7 +213,9 @@ class LocalEngine:
                 self._happened(message.incident.worker, message.incident.what, message.incident.time_s)
                 if message.died:
                     self._deaths.append(message.incident)
-                if message.fatal:
+                if message.fatal and message.kind == "ServerLostError":
+                    self._lose(message.fatal)
+                elif message.fatal:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
             case launcher.Returned(value):
                 assert process.worker is not None, "only a worker trains"
@@ -231,9 +235,9 @@ class LocalEngine:
                 self._happened(process.worker, f"{process.title} was hung up on: {why}")
             case launcher.Failed():
                 process.done = True
-                self._failed(process.worker, message)
+                self._failed(process, message)
             case launcher.Final():
-                self._hear_workers_out()
+                self._hear_out(self._processes.workers)
                 self._final(message, descriptors)
         return True
 
@@ -242,17 +246,17 @@ class LocalEngine:
         live.time_s, live.version, live.now = time_s, told.version, told.now
         live.steps, live.samples = told.steps, told.samples
 
-    def _hear_workers_out(self) -> None:
-        """Read what workers sent before the server's last message: it may say why the run ended, or what they raised."""
-        for process in self._processes.workers:
+    def _hear_out(self, processes: Sequence[Process]) -> None:
+        """Read what they sent before the server's last message: it may say why the run ended, or what they raised."""
+        for process in processes:
             while not process.gone and readable(process.channel.fileno(), 0.0) and self._hear(process):
                 pass
 
-    def _failed(self, worker: int | None, message: launcher.Failed) -> None:
+    def _failed(self, process: Process, message: launcher.Failed) -> None:
         """Plesio's own errors keep their class; anything else is the user's. After a stop it costs nobody the run."""
-        what = f"worker {worker} raised {message.kind}: {message.why}"
+        worker, what = process.worker, f"{process.title} raised {message.kind}: {message.why}"
         if worker is None:
-            self._fail(PlesioError(f"the evaluator raised {message.kind}:\n{message.traceback}"))
+            self._fail(PlesioError(f"{process.title} raised {message.kind}:\n{message.traceback}"))
         elif message.own and message.kind == "ServerLostError":
             pass  # the server's own end is told once
         elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
@@ -272,16 +276,25 @@ class LocalEngine:
         return self._patience.asked or self._ctrl_c.pressed > 0
 
     def _hung_up(self, process: Process) -> None:
-        if process is self._processes.server and self._outcome.final is None:
-            died = f"the server process ({process.pid}) died {self._where()}; {self._what_is_left()}"
-            error = ServerLostError(f"{died}; its own messages, if it left any, are above")
-            error.resume = resumable(self._job)
-            self._fail(error)
+        if process in self._processes.table_servers and self._outcome.final is None:
+            joined = process in self._seats.table_servers
+            how = "was lost" if joined else f"({process.pid}) died"
+            self._lose(f"{process.title} {how} {self._where()}")
+        elif process is self._processes.server and self._outcome.final is None:
+            self._hear_out(self._processes.table_servers)
+            died = f"the server process ({process.pid}) died {self._where()}"
+            self._lose(died, "; its own messages, if it left any, are above")
         elif process.title == EVALUATOR_TITLE:
             if not self._final_judged and not process.done:
                 self._happened(None, "the evaluator died: nothing is evaluated from here on, and no target is noticed")
             self._final_judged = True
         process.done = process.gone = True
+
+    def _lose(self, what: str, more: str = "") -> None:
+        """A server is lost, and what it held: say what is left."""
+        error = ServerLostError(f"{what}; {self._what_is_left()}{more}")
+        error.resume = resumable(self._job)
+        self._fail(error)
 
     def _happened(self, worker: int | None, what: str, time_s: float | None = None) -> None:
         """Keep it for the summary, and tell whoever listens while the run goes on. Others' words may be in it."""
@@ -384,6 +397,9 @@ class LocalEngine:
         self._outcome.state_dict = {name: kept[index] for name, index in message.model.names}
         self._outcome.state_dict |= {name: one.clone() for name, one in tables_at(message.model.tables).items()}
         block.close()
+        if len(descriptors) > 1:
+            rows = joined([from_memory(one) for one in descriptors[1:]])
+            self._outcome.tables = {one.name: Table.of(one, rows[one.name]) for one in message.tables}
         if all_died and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"

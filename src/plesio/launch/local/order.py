@@ -5,6 +5,8 @@
 | Hello               | once                                                     | model and optimizer that can be laid out     |
 | Ready               | once, when it is welcomed                                | the initial weights, if it is the first      |
 | LeaseRequest        | in training, when the one before is answered             |                                              |
+| AskAhead            | the same                                                 |                                              |
+| RowsRequest         | in training (`plesio.launch.local.deputy_rows`)          | keys                                         |
 | Contribution        | in training, one for each answer, numbered without a gap | gradients; settings like those of its Hello  |
 | DroppedStep         | in place of a contribution whose step was called off     |                                              |
 | Pull                | when a step was called off                               |                                              |
@@ -23,12 +25,14 @@ from typing import Any
 
 from plesio.core.events import Verdict
 from plesio.errors import PlesioError
+from plesio.launch.local.deputy_rows import DeputyRows
 from plesio.protocol import launcher, remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.payloads import copies
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Layout
+from plesio.tensors.arena import ALL_PARTS, Layout
+from plesio.tensors.cut import cut
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.pieces import kept_copies
 from plesio.tensors.rows import fits
@@ -51,6 +55,7 @@ class Order:
         self._strategy = strategy
         self.hello: messages.Hello | None = None
         self.welcome: messages.Welcome | None = None
+        self.rows: DeputyRows | None = None  # where its model has tables, once it was welcomed
         self.mirrors = 0  # the last that the board asked for
         self.wanted = False  # whether its last weights are
         self._ready = self._asks = self._called = self._left = self._over = False
@@ -66,11 +71,15 @@ class Order:
         match message:
             case messages.Contribution():
                 allowed = via.at_server and message.number == self._steps + 1 <= self._answers
+                allowed = allowed and (self.rows is None or self.rows.may_send(message.number))
             case messages.Hello():
-                allowed = self.hello is None
+                allowed = self.hello is None and (via.at_server or not message.tables)
+            case messages.RowsRequest():
+                rows, following = self.rows, self._steps + 1
+                allowed = training and rows is not None and rows.may_ask(message, following, self._answers)
             case messages.Ready():
                 allowed = self.welcome is not None and not self._ready
-            case messages.LeaseRequest():
+            case messages.LeaseRequest() | messages.AskAhead():
                 allowed = training and not self._asks
             case messages.DroppedStep():
                 allowed = self._steps + 1 < self._answers if via.at_server else training
@@ -101,8 +110,10 @@ class Order:
                 self.hello = message
             case messages.Ready():
                 self._ready = True
-            case messages.LeaseRequest():
+            case messages.LeaseRequest() | messages.AskAhead():
                 self._asks = True
+            case messages.RowsRequest() if self.rows is not None:
+                self.rows.note(message)
             case Pull():
                 self._pulls -= 1
             case messages.CheckIn() | messages.CheckOut():
@@ -121,6 +132,8 @@ class Order:
                 self.welcome = message
             case messages.LeaseReply() | messages.Refused():
                 self._asks = False
+            case messages.RowsServed(ahead=ahead) if self.rows is not None:
+                self.rows.served(ahead)
             case messages.Beginning():
                 self._answers = 1
             case messages.RollCalled():
@@ -149,6 +162,7 @@ class Order:
                 and all(spec.group < groups for spec in specs)
                 and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind.moves)
                 and (carried is None or len(carried.held) == len(specs))
+                and cut(specs, self._strategy.send.fragments) == specs
             )
             if sound and self._strategy.steps_at_server:
                 kept_copies(hello.optimizers, layout)
@@ -162,6 +176,9 @@ class Order:
     def _check_contribution(self, made: messages.Contribution) -> None:
         assert self.hello is not None, "it contributes"
         specs = self.hello.model.specs
+        fragments = self._strategy.send.fragments
+        if not (0 <= (part := made.beside.part) < fragments or part == ALL_PARTS):
+            raise ProtocolError(f"it sent part {part} of a model in {fragments} parts")
         if not all(0 <= one.tensor < len(specs) and fits(specs[one.tensor], one) for one in made.rows):
             raise ProtocolError("it sent rows of a tensor that is no table, or more than fit")
         if not made.settings:

@@ -23,9 +23,10 @@ from plesio.launch.local.unpicklable import culprit
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 
-SERVER, EVALUATOR, WORKER, DOOR, DEPUTY = PRELOAD
+SERVER, EVALUATOR, WORKER, DOOR, DEPUTY, TABLE_SERVER = PRELOAD
 
 EVALUATOR_TITLE = "the evaluator"
+TABLE_SERVER_TITLE = "table server "
 
 
 @dataclass(slots=True)
@@ -77,15 +78,21 @@ def descriptors_for(workers: int) -> Iterator[None]:
 
 
 class Processes:
-    """All processes of one run: the server first, then the workers by number, then the evaluator."""
+    """All processes of one run: the server first, then those that hold tables, the workers by number, and the evaluator."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self._fork_server = fork_server
         self.all: list[Process] = []
+        self.vacant: dict[int, int] = {}
+        """Numbers of table servers that are to join, and descriptors of their ends of the server's lines."""
 
     @property
     def server(self) -> Process:
         return self.all[0]
+
+    @property
+    def table_servers(self) -> list[Process]:
+        return [process for process in self.all if process.title.startswith(TABLE_SERVER_TITLE)]
 
     @property
     def workers(self) -> list[Process]:
@@ -126,8 +133,16 @@ class Processes:
             to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
             written = [begun(job, job.threads).detach()] if job.keeping.journal else []
             ours.callback(close_quietly, *written)
-            ends = [*to_evaluator[:1], *written, *(end for server_ends, _ in lines for end in server_ends)]
+            pairs = [channel_pair() for _ in range(job.table_servers)]
+            to_tables = [[ours.enter_context(end).fileno() for end in pair] for pair in pairs]
+            served = [end for end, _ in to_tables]
+            ends = [*to_evaluator[:1], *written, *served, *(end for server_ends, _ in lines for end in server_ends)]
             self._spawn(Spawn(SERVER, "the server", ()), ends, launcher.FromServer)
+            for server, (_, end) in enumerate(to_tables):
+                if server >= job.servers_here:
+                    self.vacant[server] = os.dup(end)
+                    continue
+                self._spawn(Spawn(TABLE_SERVER, f"{TABLE_SERVER_TITLE}{server}", ()), [end], launcher.FromEvaluator)
             for worker, (_, own_ends) in enumerate(lines):
                 self.worker(worker, own_ends)
             for end in to_evaluator[1:]:
@@ -142,8 +157,8 @@ class Processes:
         return self._spawn(order, ends, launcher.FromWorker, worker)
 
     def deputy(self, connection: int, address: str) -> Process:
-        """Start a deputy for a worker of another host, which is at the other end of `connection`."""
-        return self._spawn(Spawn(DEPUTY, f"a worker at {address}", ()), [connection], remote.FromDeputy)
+        """Start a deputy for a worker or a table server of another host, which is at the other end of `connection`."""
+        return self._spawn(Spawn(DEPUTY, f"somebody at {address}", ()), [connection], remote.FromDeputy)
 
     def met(self, connection: int, address: str) -> Process:
         """A worker of this host, which somebody else started."""
@@ -166,4 +181,5 @@ class Processes:
         """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
+        close_quietly(*self.vacant.values())
         self._fork_server.end(grace_s)

@@ -29,7 +29,7 @@ from typing import Any
 
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError
 from plesio.launch.job import Job
-from plesio.launch.local.processes import Process, Processes, line
+from plesio.launch.local.processes import TABLE_SERVER_TITLE, Process, Processes, line
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import cut
 from plesio.strategy import Strategy
@@ -52,6 +52,7 @@ class Seats:
             self._incarnations[: config.workers] = [job.incarnation] * config.workers
         self._to_start: set[int] = set()  # once whoever sat there has left
         self._holders: dict[int, Process] = {}
+        self.table_servers: list[Process] = []  # that joined
         self._tickets: dict[bytes, Process] = {}
         self._away: set[int] = set()
         self._options = config.as_document()
@@ -73,6 +74,9 @@ class Seats:
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
+        if knock.holds_rows:
+            self._table_server_knocked(process, knock)
+            return
         why, for_now = self._unlike(knock) or self._late(knock), False
         worker = self._free(knock.rank) if not why else None
         with suppress(ChannelClosedError):  # the others do not care
@@ -86,25 +90,55 @@ class Seats:
             process.channel.send(remote.Refused("ConfigurationError", why, for_now))
             log.info("%s was refused: %s", knock.who, cut(why))
 
-    def tell(self, error: PlesioError) -> int:
-        """Tell workers that somebody else started why the run ended; how many. Where the server is lost, they may come back to
-        another."""
-        holders = [one for one in self._holders.values() if not one.gone and not isinstance(error, ServerLostError)]
-        for process in holders:
+    def _table_server_knocked(self, process: Process, knock: remote.Knock) -> None:
+        vacant, joining = self._processes.vacant, self._job.table_servers - self._job.servers_here
+        why = self._unlike(knock)
+        if not why and not vacant:
+            how = (
+                f"all {joining} that it waits for are here" if joining else "begin it with --servers and --servers-join"
+            )
+            why = f"the run needs no table server: {how}"
+        with suppress(ChannelClosedError):  # it has gone
+            if why:
+                process.channel.send(remote.Refused("ConfigurationError", why))
+                log.info("%s was refused: %s", knock.who, cut(why))
+                return
+            number = min(vacant)
+            line = vacant.pop(number)
+            process.title = f"{TABLE_SERVER_TITLE}{number} at {cut(knock.who)}"
+            self.table_servers.append(process)
+            process.channel.send(remote.Seat(self._seated(process, number, 1)), [line])
+            close_quietly(line)
+            log.info("%s; %d of %d are here", process.title, joining - len(vacant), joining)
+
+    def tell(self, error: PlesioError | None) -> int:
+        """Tell workers that somebody else started, and table servers, why the run ended; how many. Of an end without an error
+        only table servers need be told. Where the server is lost, they may come back to another."""
+        holders = [one for one in self._holders.values() if error] + self.table_servers
+        told = [one for one in holders if not one.gone and not isinstance(error, ServerLostError)]
+        for process in told:
             with suppress(ChannelClosedError):
-                process.channel.send(remote.Refused(type(error).__name__, str(error)))
-        return len(holders)
+                process.channel.send(remote.Refused(type(error).__name__, str(error)) if error else remote.Parted())
+        return len(told)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
-        config, ticket = self._job.config, secrets.token_bytes(16)
         older = self._holders.get(worker)
         if older is not None:
             older.replaced = True
             older.kill()
         self._away.discard(worker)
         self._incarnations[worker] += 1
-        self._holders[worker] = self._tickets[ticket] = process
+        self._holders[worker] = process
         process.worker, process.title = worker, f"worker {worker}"
+        seated = self._seated(process, worker, self._incarnations[worker])
+        with ExitStack() as ours:
+            own_ends = self._open(worker, ours, away=process.ours)  # a deputy is
+            process.channel.send(remote.Seat(seated), own_ends)
+
+    def _seated(self, process: Process, number: int, incarnation: int) -> remote.Seated:
+        """What it is told, with a ticket."""
+        config, ticket = self._job.config, secrets.token_bytes(16)
+        self._tickets[ticket] = process
         terms = remote.Terms(
             config.workers,
             config.seats,
@@ -115,16 +149,15 @@ class Seats:
             evaluates=self._job.evaluate is not None,
             trusts=self._job.listening is not None and self._job.listening.trusts,
             lenient=config.on_worker_error == "continue",
+            stealing=config.stealing,
+            servers=config.servers,
         )
-        seated = remote.Seated(worker, self._incarnations[worker], ticket, terms)
-        with ExitStack() as ours:
-            own_ends = self._open(worker, ours)
-            process.channel.send(remote.Seat(seated), own_ends)
+        return remote.Seated(number, incarnation, ticket, terms)
 
-    def _open(self, worker: int, ours: ExitStack) -> list[int]:
+    def _open(self, worker: int, ours: ExitStack, away: bool = False) -> list[int]:
         """Tell the server who comes; the ends of that worker's line, which `ours` closes here."""
         server_ends, own_ends = line(ours)
-        opened = launcher.Opened(worker, self._incarnations[worker])
+        opened = launcher.Opened(worker, self._incarnations[worker], away)
         self._processes.tell_server(opened, server_ends)
         return own_ends
 

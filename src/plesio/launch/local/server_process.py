@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -17,19 +17,22 @@ from typing import Any
 from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
-from plesio.errors import ConfigurationError, PlesioError
+from plesio.errors import ConfigurationError, DeadlineError, PlesioError
 from plesio.launch.job import Job, pace_of
 from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
+from plesio.launch.local.meeting import Meeting
+from plesio.launch.local.table_links import TableLinks
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import ENGINE, Machine
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
 from plesio.protocol import worker as protocol
 from plesio.protocol.coding import ProtocolError
-from plesio.protocol.evaluator import SnapshotRequest
+from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Progress, Trouble, Writing
+from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
@@ -39,7 +42,7 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
-from plesio.transport.collective import LOOPBACK, rendezvous_store
+from plesio.transport.collective import LOOPBACK
 from plesio.transport.doorbell import Located, Lookout, write_answer
 
 TICK_S = 0.1
@@ -55,9 +58,10 @@ class Server(Replies):
         self,
         job: Job,
         engine: Channel[launcher.ToServer],
-        evaluator: Channel[SnapshotRequest] | None,
+        evaluator: Channel[Asked] | None,
         lines: list[Line | None],
         writer: JournalWriter | None = None,
+        table_servers: Sequence[Channel[FromTableServer]] = (),
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
@@ -71,15 +75,16 @@ class Server(Replies):
         workers, seats = config.workers, config.seats
         checkpointer = Checkpointer(job.keeping, strategy, workers, seats, counts=job.comes_and_goes)
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
-        evaluates = evaluator is not None
-        lay_out = partial(Blocks, strategy, workers, evaluates=evaluates, seats=seats, holds=holds)
-        self._opening = Opening(lay_out, lines, workers)
+        self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
+        lay_out = partial(
+            Blocks, strategy, workers, evaluates=evaluator is not None, seats=seats, holds=holds, servers=tables.servers
+        )
+        self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
-        leases = DataLeases(workers, config.stealing, lone=seats == 1)
         self._program = program = Program(
             strategy,
-            Sequencer(strategy, workers, leases, config.timeout_s),
+            Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=seats == 1), config.timeout_s),
             self,
             self._meter,
             recorder=self._recorder,
@@ -87,17 +92,16 @@ class Server(Replies):
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun)
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables)
         self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
         self._peers: Peers | None = None
-        self._store: Any = None
+        self._meeting = Meeting(lines)
         self._handlers = Handlers()
         self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
-            protocol.MirrorFilled: lambda worker, incarnation, mirror, now_s: self._snapshots.mirrored(
-                self._machine, mirror.number
-            ),
+            protocol.AskAhead: lambda worker, _, asked, now_s: self._give(self._line(worker), asked.request),
+            protocol.MirrorFilled: lambda _, __, mirror, now_s: self._snapshots.mirrored(self._machine, mirror.number),
             protocol.Farewell: self._farewell,
         }
         self._next_tick_s = self._emptied_s = 0.0
@@ -123,7 +127,7 @@ class Server(Replies):
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
 
-    def leased(self, worker: int, reply: protocol.LeaseReply) -> None:
+    def supplied(self, worker: int, reply: protocol.LeaseReply | protocol.RowsServed) -> None:
         self._line(worker).say(reply)
 
     def refused(self, worker: int, why: str) -> None:
@@ -143,12 +147,19 @@ class Server(Replies):
 
     def run(self) -> None:
         """Serve until every worker is gone, then tell the engine what it cost."""
+        try:
+            self._run()
+        except DeadlineError as error:  # a table server does not answer
+            self._program.trouble(None, str(error), f"{error}; is it stopped?", "ServerLostError")
+
+    def _run(self) -> None:
         self._handlers.add(self._engine.fileno(), self._from_engine)
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
             self._handlers.add(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._opening.live():
             self._listen(line)
+        self._tables.listen(self._handlers, self._arrivals.proceed)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout = Lookout(self._handlers.poller)
         while not self._over():
@@ -190,7 +201,8 @@ class Server(Replies):
             return
         self._next_tick_s = now_s + TICK_S
         if not program.begun and now_s - self._started_s > self._timeout_s:
-            why = f"{self._opening.lacking()} within {self._timeout_s:g} s"
+            late = filter(None, (self._opening.lacking(), self._tables.lacking()))
+            why = f"{' and '.join(late)} within {self._timeout_s:g} s"
             program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
         if self._peers is not None:
             self._peers.tick(now_s)
@@ -244,6 +256,7 @@ class Server(Replies):
         if older is not None:
             self._lost(older)
             self._program.returned(message.worker)
+        self._program.meter.workers[message.worker].away = message.away
         line = self._lines[message.worker] = Line.open(message.worker, message.incarnation, iter(descriptors))
         self._listen(line)
 
@@ -255,43 +268,44 @@ class Server(Replies):
 
     def _from_channel(self, line: Line) -> None:
         try:
-            message, _ = line.channel.receive(MESSAGE_S)
+            message, descriptors = line.channel.receive(MESSAGE_S)
         except ChannelClosedError:
             self._handlers.remove(line.channel.fileno())  # its doorbell tells the rest
             return
+        except ProtocolError as error:
+            self._cut_off(line, error)
+            return
         match message:
-            case protocol.LeaseRequest():
-                self._wants_data(line, message)
+            case protocol.LeaseRequest() | protocol.RowsRequest():
+                if readable(line.messages.descriptor, 0.0):  # what it said before it asked
+                    self._from_doorbell(line)
+                self._give(line, message)
             case protocol.StateWanted():
                 carried, block = self._machine.state_for(line.worker)
                 line.say(protocol.StateGiven(carried), (block.fd,))
                 block.close()
             case protocol.GroupWanted():
-                line.say(self._group_for(line.worker))
+                line.say(self._meeting.group(line.worker in self._program.sequencer.waited_for, self._program.stopping))
             case protocol.Hello() | protocol.Ready():
                 try:
-                    self._arrivals.prepares(line, message)
+                    self._arrivals.prepares(line, message, descriptors)
                 except PlesioError as error:
                     self._refuse(line, error)
 
-    def _wants_data(self, line: Line, request: protocol.LeaseRequest) -> None:
-        if readable(line.messages.descriptor, 0.0):  # what it said before it asked
-            self._from_doorbell(line)
-        if line.leaving and not line.gone:
+    def _give(self, line: Line, request: protocol.LeaseRequest | protocol.RowsRequest) -> None:
+        if line.gone:
+            return
+        if isinstance(request, protocol.RowsRequest):
+            try:
+                self._program.wants_rows(line.worker, line.incarnation, request, time.monotonic())
+            except ConfigurationError as error:  # its worker has looked, too
+                self._cut_off(line, error)
+        elif line.leaving:
             line.say(protocol.LeaseReply(stop=True))
-        elif not line.gone:
+        else:
             if self._peers is not None:
                 self._peers.settle(concluded=False)
             self._program.lease(line.worker, line.incarnation, request, time.monotonic())
-
-    def _group_for(self, worker: int) -> protocol.GroupGiven:
-        """Where workers meet for collectives of torch's, and who is left."""
-        self._store = self._store or rendezvous_store()
-        lines = [line for line in self._lines if line is not None]
-        died = tuple(line.worker for line in lines if line.gone and not line.finished)
-        ended = tuple(line.worker for line in lines if line.finished)
-        awaited = worker in self._program.sequencer.waited_for
-        return protocol.GroupGiven(self._store.port, died, ended, awaited, self._program.stopping)
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -303,10 +317,14 @@ class Server(Replies):
                     )
                 self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
         except ProtocolError as error:
-            self._program.trouble(line.worker, f"{error}: hung up on")
-            messages = None
+            self._cut_off(line, error)
+            return
         if messages is None:
             self._lost(line)
+
+    def _cut_off(self, line: Line, error: PlesioError) -> None:
+        self._program.trouble(line.worker, f"{error}: hung up on")
+        self._lost(line)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._line(worker).finished = True
@@ -318,8 +336,8 @@ class Server(Replies):
         if line.gone:
             return
         self._close(line)
-        self._emptied_s = time.monotonic()
-        died, now_s = not line.finished, time.monotonic()
+        self._emptied_s = now_s = time.monotonic()
+        died = not line.finished
         self._program.over(line.worker, died, how, told=line.leaving)
         if self._peers is not None:
             self._peers.gone(line.worker, died, now_s)
@@ -360,7 +378,8 @@ class Server(Replies):
         lies = machine.view(ENGINE, final=True)
         program.close(time.monotonic())
         figures = program.figures(time.monotonic(), lies, machine.blocks.model, lost)
-        self._engine.send(figures, (machine.blocks.ring_descriptor,))
+        self._engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
+        self._snapshots.see_out(self._timeout_s)
 
     def _tell(self, message: Trouble | Writing) -> None:
         """Tell the engine; what happened is put on record, too."""
@@ -379,19 +398,23 @@ class Server(Replies):
 
 
 def main(job: Job, descriptors: list[int]) -> None:
-    """Entry of the server process. `descriptors`: engine, evaluator, journal, then channel, push, answer of each worker."""
+    """Entry of the server process. `descriptors`: engine, evaluator, journal, those of table servers, then channel, push,
+    answer of each worker."""
     import torch
 
     torch.set_num_threads(job.threads)
     rest = iter(descriptors)
     engine: Channel[launcher.ToServer] = Channel.attach(next(rest), launcher.ToServer, "the engine")
-    evaluator: Channel[SnapshotRequest] | None = None
+    evaluator: Channel[Asked] | None = None
     if job.evaluate is not None:
-        evaluator = Channel.attach(next(rest), SnapshotRequest, "the evaluator")
+        evaluator = Channel.attach(next(rest), Asked, "the evaluator")
     writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
+    tables: list[Channel[FromTableServer]] = [
+        Channel.attach(next(rest), FromTableServer, f"table server {server}") for server in range(job.table_servers)
+    ]
     lines: list[Line | None] = [None] * job.config.seats
     if job.listening is None:
         for worker in range(job.config.workers):
             lines[worker] = Line.open(worker, job.incarnation, rest)
     with suppress(ChannelClosedError):  # the engine is gone, and with it whoever wanted the result
-        Server(job, engine, evaluator, lines, writer).run()
+        Server(job, engine, evaluator, lines, writer, tables).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -22,14 +22,16 @@ from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol import worker as messages
 from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
+from plesio.tables.file import KeptRows, in_memory
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import device_of
 from plesio.transport.board import Board
-from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
 from plesio.transport.ring import Ring
+from plesio.transport.row_slots import RowSlots, wait_served
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking
 from plesio.worker.pacer import Pacer
@@ -46,13 +48,17 @@ class ProcessContext(Participation):
     def __init__(self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int]) -> None:
         config, seed = job.config, job.config.seeded
         pacer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
-        super().__init__(rank, config.workers, seed, config.strategy, pacer, lone=config.seats == 1)
+        super().__init__(rank, config.workers, seed, config.strategy, pacer, config.seats == 1, config.stealing)
         self.lenient = config.on_worker_error == "continue"
         self._shows = job.evaluate is not None
         self._bell = Doorbell(line[1], line[2], rank)
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
         self._job = job
         self._engine = engine
+        self._brought: tuple[int, ...] = ()  # the rows that training begins with, in a file
+        self._rows_came = self._awaits_rows = False  # rows that were asked for ahead
+        self._slots: Sequence[RowSlots] = ()  # where rows come, of each server,
+        self._served = -1  # and the bell that several servers ring then
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
         self.hang_up = keep_to_itself([engine.fileno(), *line], engine, self._server)
 
@@ -90,6 +96,7 @@ class ProcessContext(Participation):
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(versions))
             ring = Ring(arenas(view, layout, len(versions)), versions, partial(view.renew, layout.nbytes))
         block.close()
+        held, self._slots, self._served = self._rest_of(welcome, descriptors[3:], hello)
         mirrors = Board.attach(descriptors[2], seats) if homes else None
         return Place(
             layout,
@@ -98,14 +105,29 @@ class ProcessContext(Participation):
             ring,
             slots[self.rank],
             home=slots[homes + self.rank] if homes else None,
-            held=Held(descriptors[3]) if len(descriptors) > 3 else None,
+            held=held,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
+            rows=self._slots,
+            bring=self._bring,
         )
 
+    def _rest_of(
+        self, welcome: messages.Welcome, fds: Sequence[int], hello: messages.Hello
+    ) -> tuple[Held | None, list[RowSlots], int]:
+        """Where it leaves what it holds of its own; where rows come, and what several servers ring then."""
+        rows = len(fds) - welcome.servers - (welcome.servers > 1)
+        readers = self._job.config.seats + 1
+        slots = [RowSlots.attach(fd, hello.tables, readers) for fd in fds[rows : rows + welcome.servers]]
+        return Held(fds[0]) if rows else None, slots, fds[-1] if welcome.servers > 1 else -1
+
+    def _bring(self, rows: Mapping[str, KeptRows]) -> None:
+        self._brought = (in_memory(rows),)
+
     def _ready(self, place: Place) -> None:
-        self._server.send(messages.Ready())
+        self._server.send(messages.Ready(), self._brought)
+        close_quietly(*self._brought)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
         return self._received(kind, waiting_for)[0]
@@ -113,6 +135,9 @@ class ProcessContext(Participation):
     def _received(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
         try:
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
+            if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
+                self._rows_came = True  # behind which there is what is waited for
+                reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         except ChannelClosedError:
             raise ServerLostError(
                 f"the server is gone: worker {self.rank} waited for {waiting_for}; "
@@ -126,6 +151,25 @@ class ProcessContext(Participation):
         reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         return reply
+
+    def _send_rows(self, request: messages.RowsRequest) -> None:
+        with suppress(ChannelClosedError):  # the answer's end of file tells
+            self._server.send(request)
+
+    def _rows(self, request: messages.RowsRequest) -> None:
+        assert self._exchange is not None, "its model has tables"
+        began_s = self._exchange.pacer.now_s()
+        if not request.ahead:
+            self._send_rows(request)
+        if self._served >= 0:
+            if not wait_served(self._slots, self.rank, request, self._served, self._server.fileno(), self._timeout_s):
+                self._ask(messages.RowsServed, "rows of tables")  # it says why they do not come
+        elif not (request.ahead and self._rows_came):
+            self._awaits_rows = request.ahead
+            self._ask(messages.RowsServed, "rows of tables")
+        self._exchange.used.waited_s += self._exchange.pacer.now_s() - began_s
+        if request.ahead:
+            self._rows_came = self._awaits_rows = False
 
     def _state(self, layout: Layout) -> tuple[Carried, SharedBlock]:
         self._server.send(messages.StateWanted())

@@ -9,8 +9,12 @@ passes later, if time passes at all. So a version needs to be kept no longer tha
 | -------------------------- | ----------------------------------------------------- |
 | Hello                      | a `Place`: the run's memory, once all have shown their model |
 | Ready                      | Beginning                                              |
-| LeaseRequest               | LeaseReply                                             |
+| LeaseRequest               | LeaseReply; what was asked `ahead` the `Watcher` heard |
 | Contribution, DroppedStep  | GoOn                                                   |
+| Contribution (`goes_on`)   | nothing: the worker goes on when it is sent            |
+| RowsRequest                | RowsServed: rows of tables lie in its slot; what was asked `ahead` the `Watcher` heard |
+| LOOK                       | whether the answer to that has come by now             |
+| TAKE                       | that GoOn                                              |
 | None: the function returned | nothing                                               |
 
 Greenlets share what processes do not: the random sources, torch's gradient mode, the modules' globals, the address
@@ -22,7 +26,9 @@ into its parameters (clipped weights, their average) would else reach everybody.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from enum import Enum
 from typing import Any
 
 import torch
@@ -43,6 +49,7 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Ready,
+    RowsRequest,
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
@@ -56,7 +63,15 @@ from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.randomness.seeding import RandomState, begin_with
 from plesio.worker.worker import Worker, cut_off, taking_part
 
-Request = Hello | Ready | LeaseRequest | Contribution | DroppedStep
+
+class Ask(Enum):
+    """What a worker that went on asks about the answer that travels."""
+
+    LOOK = "whether it has come, at the end of a step"
+    TAKE = "to have it"
+
+
+Request = Hello | Ready | LeaseRequest | RowsRequest | Contribution | DroppedStep | Ask
 FOREVER_S = float("inf")
 
 
@@ -79,10 +94,22 @@ class Watcher:
     """Whoever runs the greenlets, as a worker sees it."""
 
     timer: StillTimer
+    away: bool  # whether the worker is on another host than the server
 
     def cancelled(self, used: DataUse) -> bool:
         """Whether the step under way is known not to count."""
         return False
+
+    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
+        """A worker that is away asks for data and goes on, if that is `due`; whether it does."""
+        return False
+
+    def ask_rows(self, request: RowsRequest) -> None:
+        """A worker asks for rows of tables ahead."""
+
+    def goes_on(self) -> bool:
+        """Whether the worker does after its next contribution, if it may."""
+        return True
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
@@ -99,6 +126,7 @@ class GreenletWorker(Participation):
 
     `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure. A replay is `lenient`: it
     goes as far as the run did. `lone`: there is and will be no other; `sources`: its random sources at the beginning.
+    `stealing`: fast workers take more of the data.
     """
 
     inline = True
@@ -117,8 +145,9 @@ class GreenletWorker(Participation):
         lenient: bool = True,
         lone: bool = False,
         sources: bytes = b"",
+        stealing: bool = True,
     ) -> None:
-        super().__init__(rank, workers, seed, strategy, watcher.timer, lone)
+        super().__init__(rank, workers, seed, strategy, watcher.timer, lone, stealing)
         self.lenient = lenient
         self._timeout_s = FOREVER_S
         self._shows = shows
@@ -132,14 +161,22 @@ class GreenletWorker(Participation):
         self.logged = watcher.logged
         self.visited = watcher.visited
         self.stop = watcher.stop
+        self._send_ahead, self._goes_on = watcher.ask_ahead, watcher.goes_on
+        self._send_rows = watcher.ask_rows  # type: ignore[method-assign]
         self._train = train
         self._sources = sources
         self._watcher = watcher
+        self.away = watcher.away
         self._greenlet = greenlet(self._run)
 
     def resume(self, answer: object = None) -> Request | None:
         """Answer the last request (or begin); the next one, or None when the training function is over."""
         return None if self._greenlet.dead else self._greenlet.switch(answer)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an answer to it travels, and it has gone on."""
+        return isinstance(self._exchange, ServerExchange) and self._exchange.in_flight
 
     def at(self, request: Request | None) -> Whereabouts:
         """Where in its loop it makes this request."""
@@ -192,6 +229,9 @@ class GreenletWorker(Participation):
         reply: LeaseReply = wait(request, keeps)
         return reply
 
+    def _rows(self, request: RowsRequest) -> None:
+        wait(request)
+
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""
 
@@ -205,6 +245,7 @@ class _Switch:
         self._used = used
         self._lone = lone
         self._request: Request = Ready()
+        self._lost: SeatLostError | None = None  # while it went on
 
     def begin(self) -> Beginning:
         """Take part anew."""
@@ -213,22 +254,40 @@ class _Switch:
 
     def send(self, message: FromWorker) -> None:
         """Keep it until the answer is waited for; that of the end is seen anyway."""
-        if isinstance(message, Contribution):
-            self._request = message
+        if not isinstance(message, Contribution):
+            return
+        self._request = message
+        if message.beside.goes_on:
+            self._request = Ask.TAKE
+            self._ask(message)
 
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
-        located: Located = wait(self._request, keep_random=self._lone)  # of others, each contribution seeds them anew
+        if self._lost is not None:
+            lost, self._lost = self._lost, None
+            raise lost
+        keeps = self._lone or self._request is Ask.TAKE
+        located: Located = wait(self._request, keep_random=keeps)  # of others, each contribution seeds them anew
         answer, self._place = located
         assert isinstance(answer, kind), "a worker knows what comes next"
         meanwhile()  # the others share the random sources: not before they ran
         return answer
 
+    def _ask(self, request: Request) -> bool:
+        """Make a request while an answer travels; whether it has come, or is lost with the seat."""
+        try:
+            return bool(wait(request))
+        except SeatLostError as lost:
+            self._lost = lost
+            return True
+
     def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
         return ring.buffers[self._place]
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
+        if self._request is Ask.TAKE:
+            return self._lost is not None or self._ask(Ask.LOOK)
         called_off = self._watcher.cancelled(self._used)
         if called_off:
             self._request = DroppedStep(self._used.batches)
@@ -242,9 +301,33 @@ def wait(request: Request, keep_random: bool = True) -> Any:
     parent = greenlet.getcurrent().parent
     assert parent is not None, "only a greenlet waits like this"
     try:
-        answer = parent.switch(request)
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), _no_autocast():
+            answer = parent.switch(request)
     finally:
         torch.set_grad_enabled(gradients)
     if state is not None:
         state.restore()
     return answer
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Let others run as if this worker were not within `torch.autocast`, as it may be where it wants rows of tables.
+
+    What that has cast is kept for a thread until the outermost block is left, which is to be each worker's own: others
+    would find parameters as they were before a step.
+    """
+    if not torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()

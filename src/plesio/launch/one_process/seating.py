@@ -19,10 +19,12 @@ from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
 from plesio.server.program import Program
 from plesio.strategy import Strategy
+from plesio.tables.module import Table, named_tables
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
 from plesio.transport.ring import Ring
 from plesio.worker.randomness.seeding import RandomState
+from plesio.worker.row_exchange import RowExchange
 
 
 @contextmanager
@@ -40,16 +42,16 @@ def apart(threads: int) -> Iterator[None]:
 
 class Seating:
     """Brings workers of this process to where training can begin; the first one's model lays out the memory for `program`.
-    `holds`: they leave what they hold of their own there."""
+    `holds`: they leave what they hold of their own there; `servers`: hold the rows of tables."""
 
-    def __init__(self, strategy: Strategy, program: Program, holds: bool) -> None:
-        self._holds = holds
+    def __init__(self, strategy: Strategy, program: Program, holds: bool, servers: int = 1) -> None:
+        self._holds, self._servers = holds, servers
         self._strategy = strategy
         self._program = program
         self._workers, self._seats = program.sequencer.workers, len(program.listening)
         self._first: Hello | None = None
         self._machine: Machine | None = None
-        self._judged: tuple[Arena, nn.Module] | None = None
+        self._judged: tuple[Arena, nn.Module, RowExchange | None] | None = None
         self._held: dict[int, WeakSet[nn.Module]] = {}  # by worker
 
     @property
@@ -62,6 +64,14 @@ class Seating:
         self._program.look()
         return self.memory.state_dict()
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        rows = self.memory.rows if self._first is not None else None
+        if rows is None:
+            return {}
+        kept = rows.kept()
+        return {one.name: Table.of(one, kept[one.name]) for one in rows.specs}
+
     def seat(self, worker: GreenletWorker, now_s: float) -> bool:
         """Bring a worker up to where training can begin; False if its function ended before it took part."""
         hello = worker.resume()
@@ -71,7 +81,7 @@ class Seating:
         first = self._first is None
         if first:
             self._first = hello
-            blocks = Blocks(self._strategy, self._workers, [hello], False, self._seats, self._holds)
+            blocks = Blocks(self._strategy, self._workers, [hello], False, self._seats, self._holds, self._servers)
             self._machine = Machine(blocks, in_one_process=True)
             copies = blocks.layout.nbytes * self._seats  # processes may read a version where it lies
             what = f"with a copy of the model for each of the {self._seats} workers of this process, training"
@@ -91,6 +101,8 @@ class Seating:
                 wanted=lambda: 1 + self._holds,
                 keeps=self._holds,
                 state=partial(self.memory.state_for, worker.rank),
+                rows=blocks.rows,
+                bring=partial(setattr, blocks, "brought"),
             )
         )
         if first:
@@ -121,8 +133,13 @@ class Seating:
         if self._judged is None:
             assert self._first is not None and self._first.structure, "asked for when the workers were made"
             own = Arena.private(self.memory.blocks.layout)
-            self._judged = own, load_structure(self._first.structure, own.layout.specs, own.views)
-        own, model = self._judged
+            model = load_structure(self._first.structure, own.layout.specs, own.views)
+            rows = self.memory.rows
+            reads = RowExchange(named_tables(model), rows.slots, rows.reader, rows.read) if rows else None
+            self._judged = own, model, reads
+        own, model, reads = self._judged
+        if reads is not None:
+            reads.begin_to_read()
         self._program.look()
         own.copy_from(self.memory.current)
         return model

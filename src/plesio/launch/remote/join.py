@@ -118,7 +118,7 @@ def join(
         return RemoteContext(Link(dial, knock, rejoin_s))
 
     target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
-    context = persist(enter, max(rejoin_s, START_S) if where.workers else rejoin_s, target)
+    context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     seed_everything(context.seed)
     worker = Worker(context)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
@@ -217,6 +217,7 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         workers_max=terms.seats,
         seed=terms.seed,
         timeout_s=terms.timeout_s,
+        data="leases" if terms.stealing else "shards",
     )
     context = NeighbourContext(Job(config=config, train=None, evaluate=None), seated.worker, launcher, line)
     context.hosts, context.lenient, context._shows = Hosts(host, host), terms.lenient, terms.evaluates

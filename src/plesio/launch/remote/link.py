@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 import weakref
@@ -42,6 +43,10 @@ class Reseated(Exception):
     """The worker has another seat, or the same one as a later incarnation: it has to introduce itself anew."""
 
 
+class RunOver(Exception):
+    """The run ended well: a table server is told."""
+
+
 class TakenError(ConfigurationError):
     """There is no seat, or only until the head notices that somebody has left."""
 
@@ -57,7 +62,7 @@ class Link:
         self._parting = False
         self._reconnecting = threading.Lock()
         self._given_up = False  # the seat; another has to be taken
-        self._refused = False  # for good
+        self._over = False  # for good: the head refused this worker, or it hung up
         self._take_seat()
         here = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _let_go(here()))
@@ -83,7 +88,7 @@ class Link:
                 frame = self._session.receive(min(max(0.0, end_s - time.monotonic()), BEAT_S))
                 if frame is not None:
                     if frame.kind is Kind.SESSION:
-                        self._refused = True
+                        self._over = True
                         raise refusal(decode(frame.body))
                     into = place(frame)
                     if frame.payload_bytes:
@@ -96,12 +101,24 @@ class Link:
             if time.monotonic() >= end_s:
                 return None
 
+    def wait(self, other: int, timeout_s: float) -> None:
+        """Wait until something comes or the `other` descriptor can be read; not without a connection."""
+        here = self._session.fileno()
+        if here >= 0 and not self._session.has_input:
+            poller = select.poll()
+            for descriptor in (here, other):
+                poller.register(descriptor, select.POLLIN)
+            poller.poll(1000 * timeout_s)
+
+    def hasten(self) -> None:
+        """The worker is about to part: a seat that is lost is not taken again, and the head is looked for during a lease."""
+        self._parting, self._rejoin_s = True, LEASE_S
+
     def part(self, kind: Kind, body: bytes) -> None:
-        """Say this last, see that all has come, and hang up. A seat that is lost by then is not taken again."""
-        if self._refused:
+        """Say this last, see that all has come, and hang up."""
+        if self._over:
             self.close()
             return
-        self._parting, self._rejoin_s = True, LEASE_S
         end_s = time.monotonic() + PART_S
         with suppress(Reseated, PlesioError, ConnectionLostError):  # nobody is left to tell
             self.send(kind, body)
@@ -109,6 +126,12 @@ class Link:
                 self.receive(GLANCE_S, lambda frame: ())  # the word of it is in the head of a beat
             self._session.send(Kind.SESSION, encode(remote.Parted()))
         self.close()
+
+    def cut(self) -> None:
+        """Hang up under another thread: it finds the connection lost, and does not come back."""
+        self._over = self._parting = True
+        if (wire := self._session.connection) is not None:
+            wire.cut()
 
     def close(self) -> None:
         """Hang up, in the middle of anything: for the head the worker may come back until the lease is over."""
@@ -136,10 +159,12 @@ class Link:
         with self._reconnecting:
             if self._session.connection in (None, lost):  # else the other thread was quicker
                 self._session.close()
-                persist(self._come_back, self._rejoin_s, self._session.peer)
+                persist(self._come_back, lambda: self._rejoin_s, self._session.peer)
 
     def _come_back(self) -> None:
         """Go on with the deputy where it was. If it is gone, take a seat anew (unless the worker parts) and raise `Reseated`."""
+        if self._over:
+            raise ServerLostError("this worker hung up")
         if self._resume(self._dial(self.seated.ticket)):
             return
         if not self._parting:
@@ -163,7 +188,9 @@ class Link:
             wire.close()
             raise refusal(reply)
         self.seated, self._given_up = reply, False
-        self._knock = msgspec.structs.replace(self._knock, rank=reply.worker)  # from now on that seat and no other
+        terms = reply.terms  # from now on that seat and no other, in a run like this one
+        strategy, options = {"name": terms.name, **terms.strategy}, {**self._knock.options, "workers": terms.workers}
+        self._knock = msgspec.structs.replace(self._knock, rank=reply.worker, strategy=strategy, options=options)
         self.hosts = wire.hosts
         self._session = Session(wire, wire.peer)
 
@@ -176,11 +203,12 @@ def _let_go(link: Link | None) -> None:
         os.close(nowhere)
 
 
-def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
+def persist(attempt: Callable[[], T], within_s: Callable[[], float], head: str) -> T:
     """What an attempt to connect comes to: it is repeated while the head cannot be reached, and for two leases while all seats
-    are taken."""
+    are taken. `within_s` may become less meanwhile."""
     began_s, pause_s, silent = time.monotonic(), RETRY_S[0], True
     while True:
+        limit_s = within_s()
         try:
             return attempt()
         except TakenError as error:
@@ -189,13 +217,13 @@ def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
             why = str(error)
         except (OSError, ConnectionLostError, ChannelClosedError) as error:
             why = str(error) or type(error).__name__
-        if time.monotonic() + pause_s > began_s + within_s:
+        if time.monotonic() + pause_s > began_s + limit_s:
             raise ServerLostError(
-                f"no server: tried to reach {head} for {within_s:g} s ({why}); is it running, and is that address reachable from "
+                f"no server: tried to reach {head} for {limit_s:g} s ({why}); is it running, and is that address reachable from "
                 "this host?"
             )
         if silent and time.monotonic() - began_s > SILENT_S:
-            warn(f"trying to reach {head} for up to {within_s:g} s: {why}")
+            warn(f"trying to reach {head} for up to {limit_s:g} s: {why}")
             silent = False
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, RETRY_S[1])
@@ -203,6 +231,8 @@ def persist(attempt: Callable[[], T], within_s: float, head: str) -> T:
 
 def refusal(reply: remote.ToNewcomer) -> Exception:
     """What to raise for an answer that is no seat."""
+    if isinstance(reply, remote.Parted):
+        return RunOver()
     if not isinstance(reply, remote.Refused):
         return RemoteProtocolError(f"{type(reply).__name__} came out of turn")
     kind = TakenError if reply.for_now else error_class(reply.kind) or ConfigurationError

@@ -10,17 +10,18 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 from msgspec.structs import replace
 
 from plesio.core.events import Verdict
-from plesio.errors import DeadlineError, PlesioError
+from plesio.errors import ConfigurationError, DeadlineError, PlesioError
 from plesio.host.memory import SharedBlock
 from plesio.launch.participation import Participation, Place, Reply
+from plesio.launch.remote.carrier import Carrier
 from plesio.launch.remote.link import Link, Reseated
+from plesio.launch.remote.rows import RemoteRows
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol import worker as messages
@@ -29,6 +30,7 @@ from plesio.protocol.payloads import Payloads, copies, cut
 from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.strategy import Strategy
+from plesio.tables.file import KeptRows
 from plesio.tensors.arena import PAGE, Arena, Layout
 from plesio.tensors.carrying import Carried
 from plesio.transport.board import Board
@@ -43,7 +45,6 @@ from plesio.worker.pacer import Pacer
 from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
 
-M = TypeVar("M")
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messages.ToWorker | BoardNews)
 
@@ -51,22 +52,25 @@ decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messa
 class RemoteBell:
     """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages.
 
-    Where it waits, it raises `SeatLostError` if the seat is lost, and `DeadlineError` if nothing comes in time.
+    Where it waits, it raises `SeatLostError` if the seat is lost, and `DeadlineError` if nothing comes in time. While a worker
+    that goes on has a contribution in flight, a `Carrier` has the link.
     """
 
     buffer = 0  # of the ring of one
 
     def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
+        self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
+        self.rows: RemoteRows | None = None
         self._rejoin = rejoin
         self._link = link
+        self._carrier: Carrier | None = None
         self._pulled = False
         self._worker = worker
         self._answers: deque[Answer] = deque()
         self._replies: deque[messages.ToWorker] = deque()
         self._hearing = threading.Lock()
         self.news = BoardNews(0, 0)  # what the server last wrote on the board
-        self._moving: Sequence[memoryview] = ()
         self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
@@ -76,11 +80,17 @@ class RemoteBell:
             payloads.answers.ready()
             self._packed = Arena.private(payloads.layout)
         self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
-        self._moving = cut(self._packed.memory.numpy().data, payloads.shown)
 
     def send(self, message: messages.FromWorker) -> None:
         spans = self._payloads.spans(message) if isinstance(message, messages.Contribution) else ()
-        self.say(FrameKind.DOORBELL, message, [self._slot[start:end] for start, end in spans])
+        payload = [self._slot[start:end] for start, end in spans]
+        if isinstance(message, messages.Contribution) and message.beside.rows and self.rows is not None:
+            payload += self.rows.gradients(message.number)
+        if isinstance(message, messages.Contribution) and message.beside.goes_on and not self.reseated:
+            frame = FrameKind.DOORBELL, encode(message), payload
+            self._carrier = Carrier(self._link, frame, self._receive, lambda: bool(self._answers))
+        else:
+            self.say(FrameKind.DOORBELL, message, payload)
 
     def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
         return ring.first
@@ -90,17 +100,23 @@ class RemoteBell:
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
-        if self.reseated:
+        if self.reseated or (self.untold is not None and kind is not FrameKind.LAUNCHER):
+            return
+        frame = kind, encode(message), payload
+        if self._carrier is not None and self._carrier.say(frame):
             return
         try:
-            self._link.send(kind, encode(message), payload)
+            self._settle()
+            self._link.send(*frame)
         except Reseated:
             self._lose()
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether an answer has come, or the seat is lost; waits for that up to `timeout_s`."""
+        if self._carrier is not None:
+            return self._carrier.over  # no system call; a worker that goes on never waits here
         if not self._answers and not self.reseated:
-            self._hear(timeout_s)
+            self._hear(timeout_s, lambda: bool(self._answers))
         return bool(self._answers) or self.reseated
 
     def answer(
@@ -108,10 +124,11 @@ class RemoteBell:
     ) -> A:
         meanwhile()
         phase = f"waited for the answer to contribution {number} (computed from version {version})"
-        answer = self._next(self._answers, timeout_s, phase)
+        self._until(lambda: self._carrier is None and bool(self._answers), timeout_s, phase)
+        answer = self._answers.popleft()
         assert isinstance(answer, kind), "a worker knows what comes next"
         if isinstance(answer, GoOn) and self._payloads.answers is not None:
-            self._payloads.answers.move(self._versions, self._packed)
+            self._payloads.answers.move(self._versions, self._packed, answer.part)
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.say(FrameKind.PULL, b"")
             self._pulled = False
@@ -123,42 +140,60 @@ class RemoteBell:
         if self._hearing.acquire(blocking=False):
             try:
                 with suppress(PlesioError):  # the worker itself finds out
-                    self._take(0.0)
+                    self._receive(0.0)
+            except Reseated:
+                self._lose()
             finally:
                 self._hearing.release()
 
-    def reply(self, timeout_s: float, waiting_for: str) -> messages.ToWorker:
-        """Wait for the next message on the channel."""
-        return self._next(self._replies, timeout_s, f"waited for {waiting_for}")
+    def reply(self, kind: type[messages.ToWorker], timeout_s: float, waiting_for: str) -> messages.ToWorker:
+        """Wait for the next message of this kind on the channel, or a refusal. Data that was asked ahead may come before it."""
 
-    def _next(self, queue: deque[M], timeout_s: float, phase: str) -> M:
-        self._until(lambda: bool(queue), timeout_s, phase)
-        return queue.popleft()
+        def come() -> list[messages.ToWorker]:  # a copy: a carrier adds to them meanwhile
+            return [one for one in tuple(self._replies) if isinstance(one, (kind, messages.Refused))]
+
+        self._until(lambda: bool(come()), timeout_s, f"waited for {waiting_for}")
+        reply = come()[0]
+        self._replies.remove(reply)
+        return reply
+
+    def end(self) -> None:
+        """The link is the training thread's from here on; nobody asks any more what came of the contribution in flight."""
+        with suppress(Exception):
+            self._settle()
 
     def _until(self, done: Callable[[], bool], timeout_s: float, phase: str) -> None:
         end_s = time.monotonic() + timeout_s
-        while not done():
-            if self.reseated:
+        while self.untold is not None or not done():
+            if self.reseated or self.untold is not None:
                 raise SeatLostError(self._rejoin)
             left_s = end_s - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 and self._carrier is None:
                 raise DeadlineError(
                     f"worker {self._worker} {phase} for {timeout_s:.0f} s: the server has not answered; it is frozen or "
                     "starved, or another worker holds everybody for longer than timeout_s"
                 )
-            self._hear(left_s)
+            self._hear(left_s, done)
 
-    def _hear(self, timeout_s: float) -> None:
-        with self._hearing:
-            self._take(timeout_s)
-
-    def _take(self, timeout_s: float) -> None:
-        """Take one frame, if one comes in time."""
+    def _hear(self, timeout_s: float, done: Callable[[], bool]) -> None:
+        """Take one frame, if one comes in time; or wait until it is `done` by the carrier, or the link is this thread's again."""
         try:
-            frame = self._link.receive(timeout_s, self._place)
+            if self._carrier is None:
+                with self._hearing:
+                    self._receive(timeout_s)
+            elif self._carrier.wait(done, timeout_s) or timeout_s <= 0:
+                self._settle()
         except Reseated:
             self._lose()
-            return
+
+    def _settle(self) -> None:
+        """Have the link back, after what its carrier is at, and raise what that met with."""
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.end()
+
+    def _receive(self, timeout_s: float) -> None:
+        frame = self._link.receive(timeout_s, self._place)
         if frame is None:
             return
         came = self._came
@@ -175,12 +210,14 @@ class RemoteBell:
         """Read the message, and say where its payload belongs."""
         if frame.kind is FrameKind.CHANNEL:
             self._came = decode_said(frame.body)
-            return ()
+            return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
         self._came = answer = decode_answer(frame.body) if frame.kind is FrameKind.ANSWER else None
-        return [self._ring] if isinstance(answer, Beginning) else self._moving
+        if isinstance(answer, GoOn):
+            return cut(self._packed.bytes, self._payloads.spans(answer))
+        return [self._ring] if isinstance(answer, Beginning) else cut(self._ring, self._payloads.moving)
 
     def _lose(self) -> None:
-        self.reseated = True
+        self.reseated, self.untold = True, None
         self._answers.clear()
         self._replies.clear()
 
@@ -188,17 +225,21 @@ class RemoteBell:
 class RemoteContext(Participation):
     """The context of a worker on another host; `link` is the connection with its deputy."""
 
+    away = True
+
     def __init__(self, link: Link) -> None:
         terms, rank = link.seated.terms, link.seated.worker
         strategy = Strategy.from_data(terms.name, terms.strategy)
         pacer = Pacer(None, 1.0, random.Random())
-        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, lone=terms.seats == 1)
+        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, terms.seats == 1, terms.stealing)
         self.lenient = terms.lenient
         self._shows = terms.evaluates and terms.trusts
         self._bell: RemoteBell = RemoteBell(link, rank, self._rejoin)
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
         self._asks = False  # for data
+        self._servers = terms.servers
+        self._brought: tuple[str, ...] = ()  # the tables that have rows of before the run
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._bell.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
@@ -216,10 +257,17 @@ class RemoteContext(Participation):
         initial = [Arena.private(layout) for _ in range(copies(hello))]
         self._hello, self._carried = hello, initial[1:]
         self._bell.lay_out(Payloads(layout, strategy), ring, slot)
+        if hello.tables:
+            self._bell.rows = RemoteRows(hello.tables, self._servers)
+            self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
         self.hosts = Hosts(*self._link.hosts)
         board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
         renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
-        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board)
+        rows = self._bell.rows.slots if self._bell.rows is not None else ()
+        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board, rows=rows, bring=self._bring)
+
+    def _bring(self, rows: Mapping[str, KeptRows]) -> None:
+        self._brought = tuple(rows)
 
     def _ready(self, place: Place) -> None:
         while True:
@@ -232,6 +280,11 @@ class RemoteContext(Participation):
         self._bell.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
         self._bell.say(FrameKind.CHANNEL, self._hello)
         welcome = self._ask(messages.Welcome, "every worker to prepare its model")
+        if welcome.first and self._brought:
+            raise ConfigurationError(
+                f"the model's tables have rows ({', '.join(self._brought)}), with which the run would begin, and a worker of "
+                "another host cannot hand them over: start a worker on the head's own host first, or go on with resume="
+            )
         self._bell.say(
             FrameKind.CHANNEL,
             messages.Ready(),
@@ -241,6 +294,11 @@ class RemoteContext(Participation):
     def _rejoin(self) -> Beginning:
         """Introduce the worker anew, until it can go on from a version."""
         assert self._exchange is not None and self._used is not None, "a seat is lost during training"
+        if self._bell.rows is not None:
+            self._bell.rows.forget()
+        if self._bell.untold is not None:
+            beginning, self._bell.untold = self._bell.untold, None
+            return beginning
         replica = self._exchange.replica
         weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
         for tensor, view in zip(replica.tensors, weights.views, strict=True):
@@ -253,31 +311,77 @@ class RemoteContext(Participation):
                 beginning = self._bell.answer(Beginning, self._timeout_s, 0, 0)
                 break
         if beginning.version < self.state.version:
-            warn(f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted")
+            without = " without rows of tables" if self._bell.rows is not None and not beginning.version else ""
+            warn(
+                f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{without}"
+            )
         return beginning
+
+    def _send_ahead(self, request: messages.LeaseRequest, due: bool) -> bool:
+        """With what the bell says, so that the server hears all in the order in which it was said."""
+        if due:
+            self._bell.say(FrameKind.DOORBELL, messages.AskAhead(request))
+        return due
 
     def _leased(self, request: messages.LeaseRequest) -> messages.LeaseReply:
         self._asks = True
-        self._bell.say(FrameKind.CHANNEL, request)
+        if not request.ahead:
+            self._bell.say(FrameKind.CHANNEL, request)
         reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         self._asks = False
         return reply
 
+    def _send_rows(self, request: messages.RowsRequest) -> None:
+        assert self._bell.rows is not None, "its model has tables"
+        self._bell.say(FrameKind.CHANNEL, request, self._bell.rows.sent(request))
+
+    def _rows(self, request: messages.RowsRequest) -> None:
+        """If the seat is lost, so is the step that needs the rows. The loop hears of it when it sends that, and computes until
+        then from what lies there."""
+        assert self._used is not None, "it has prepared"
+        began_s = self.now_s()
+        with suppress(SeatLostError):
+            if request.number:
+                self._rows_for(request)
+            else:
+                self._read(request)
+        self._used.waited_s += self.now_s() - began_s
+
+    def _read(self, request: messages.RowsRequest) -> None:
+        """These are part of no step: where the seat is lost, the next one gives them."""
+        untold, self._bell.untold = self._bell.untold, None
+        while True:
+            try:
+                self._rows_for(request)
+                break
+            except SeatLostError as lost:
+                untold = lost.rejoin()
+        self._bell.untold = untold
+
+    def _rows_for(self, request: messages.RowsRequest) -> None:
+        self._send_rows(replace(request, wanted=()) if request.ahead else request)
+        self._ask(messages.RowsServed, "rows of tables")
+
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
-        return self._expected(kind, self._bell.reply(self._timeout_s, waiting_for))
+        return self._expected(kind, self._bell.reply(kind, self._timeout_s, waiting_for))
 
     def reason(self) -> Exception | None:
         return None  # its link told it
 
     def drop(self) -> None:
         """This process was told to end in the middle of anything: to the run that is a death."""
+        self._link.cut()
+        self._bell.end()
         self._link.close()
 
     def over(self, failed: launcher.Failed | None = None) -> None:
         """The training function is over; if it raised, the launcher is told what."""
-        if self._bell.reseated and failed is None:  # its farewell was lost with the seat
-            self._bell.reseated = False
+        self._link.hasten()
+        self._bell.end()
+        lost = self._bell.reseated or self._bell.untold is not None  # and its farewell with the seat
+        if lost and failed is None:
+            self._bell.reseated, self._bell.untold = False, None
             self.leave()
         self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished()))
 

@@ -30,26 +30,37 @@ from typing import Any
 import msgspec
 import torch
 
+from plesio.config.run_config import SERVERS_MAX
 from plesio.core import events
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
-from plesio.launch.one_process.greenlets import GreenletWorker, Request
+from plesio.launch.one_process.greenlets import Ask, GreenletWorker
 from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
-from plesio.launch.replayed.recorded_worker import RecordedWorker
+from plesio.launch.replayed.recorded_worker import RecordedWorker, answers
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.meter import Meter
 from plesio.observe.provenance import train_hash, versions
 from plesio.protocol.journal import NO_END, Journal, JournalError, JournalHead, WorkerEvent, read_journal, records
-from plesio.protocol.worker import Beginning, Contribution, GoOn, LeaseReply, LeaseRequest, Ready
+from plesio.protocol.worker import (
+    Beginning,
+    Contribution,
+    GoOn,
+    LeaseReply,
+    LeaseRequest,
+    Ready,
+    RowsRequest,
+    RowsServed,
+)
 from plesio.server.checkpointer import Checkpointer, Keeping
 from plesio.server.interfaces import Replies
 from plesio.server.program import Program, event_of
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.strategy.answers.answer import WHOLE
 from plesio.transport.doorbell import Located
 
 
@@ -98,7 +109,9 @@ class _DifferentError(Exception):
     """Something came out otherwise than in the journal."""
 
 
-def replay(run: str | Path, train: Callable[..., object], *, until: int | None = None, force: bool = False) -> Replayed:
+def replay(
+    run: str | Path, train: Callable[..., object], *, until: int | None = None, force: bool = False, servers: int = 1
+) -> Replayed:
     """Do a run again from its journal.
 
     All workers are in this process, and share what those of `ps.Simulated` share: globals, and what nested functions refer to.
@@ -108,6 +121,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
         train: the training function of that run.
         until: stop at this version, one that the journal holds.
         force: go on even if script, libraries or machine are not the same.
+        servers: how many hold the rows of tables; the run may have had another number.
 
     Raises:
         ReplayError: script, libraries or machine differ (and not `force`), workers folded without a server, or the
@@ -121,8 +135,11 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     """
     journal = read_journal(run)
     strategy = _strategy(journal)
+    _check_beginning(journal)
     if until is not None:
         _check_until(journal, until)
+    if not WHOLE.holds(servers) or not 1 <= servers <= SERVERS_MAX:
+        raise ConfigurationError(f"servers={servers!r}: a whole number from 1 to {SERVERS_MAX}")
     differences = changed(journal.head, train)
     if differences and not force:
         raise ReplayError(
@@ -132,7 +149,7 @@ def replay(run: str | Path, train: Callable[..., object], *, until: int | None =
     settings = TorchSettings.of_this_process()
     try:
         _apply(journal)
-        again = _Replay(journal, strategy, train, until)
+        again = _Replay(journal, strategy, train, until, servers)
         with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock():
             warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
             return again.run()
@@ -146,6 +163,17 @@ def _apply(journal: Journal) -> None:
         msgspec.convert(journal.head.torch, TorchSettings).apply()
     except (msgspec.ValidationError, RuntimeError) as error:
         raise JournalError(f"{journal.path}: its settings of torch are none that plesio writes: {error}") from error
+
+
+def _check_beginning(journal: Journal) -> None:
+    for record in journal:
+        if not isinstance(record, records.Noted):
+            return
+        if record.text.startswith(records.BEGINS):
+            raise ReplayError(
+                f"{journal.path} {record.text}: a run that went on under another strategy, or with other workers, cannot be "
+                "replayed from its journal alone; the part before it can, from that run's"
+            )
 
 
 def _check_until(journal: Journal, until: int) -> None:
@@ -202,7 +230,9 @@ class _Checksums(Recorder):
 class _Replay(Replies):
     """One replay: it brings the events to the server's program, and is its replies."""
 
-    def __init__(self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None) -> None:
+    def __init__(
+        self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None, servers: int
+    ) -> None:
         head = journal.head
         self._journal = journal
         self._strategy = strategy
@@ -221,8 +251,8 @@ class _Replay(Replies):
             tell=lambda message: None,
         )
         resumed = any(isinstance(one, records.Resumed) for one in journal)
-        self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean)
-        self._seats = [RecordedWorker() for _ in range(head.seats)]
+        self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean, servers)
+        self._seats = [RecordedWorker(strategy.every) for _ in range(head.seats)]
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
@@ -269,10 +299,10 @@ class _Replay(Replies):
                 self._compare(record)
             case records.Ended() if self._checksums.memory.digest() != record.weights_hash:
                 raise _DifferentError("all versions looked the same, but the final weights differ")
-        answered, self._answered = self._answered, []
-        for seat, answer in answered:  # they run up to their next requests
+        for seat, answer in self._answered:  # they run up to their next requests
             if seat.worker is not None and not seat.lost:
-                seat.request = seat.worker.resume(answer)
+                seat.hear(answer)
+        self._answered.clear()
 
     def _is_member(self, evict: events.Evict) -> bool:
         """Whether that is still to be done: the event before it may have led to it."""
@@ -301,7 +331,9 @@ class _Replay(Replies):
 
     def _heard(self, event: WorkerEvent, time_s: float) -> None:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
-        if not isinstance(event, events.Joined):
+        if isinstance(event, events.RowsWanted) and event.ahead:
+            seat.forget(event)
+        elif not (isinstance(event, events.Joined) or seat.asked_ahead):
             seat.upcoming.popleft()
         holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
         if isinstance(event, events.Joined):
@@ -314,11 +346,20 @@ class _Replay(Replies):
             made = seat.request
             if not isinstance(made, Contribution) or event_of(made, event.worker, event.incarnation) != event:
                 raise self._otherwise(seat, event)
+            if made.beside.goes_on:
+                self._answered.append((seat, None))
             program.pushed(worker, event.incarnation, made, time_s)
+        elif holds and isinstance(event, events.RowsWanted):
+            asked = seat.rows_asked if event.ahead else seat.request
+            if not isinstance(asked, RowsRequest) or asked.number != event.number:
+                raise self._otherwise(seat, event)
+            program.wants_rows(worker, event.incarnation, asked, time_s)
         else:  # one under way when its worker was evicted: the sequencer, too, takes no notice of it
-            if holds and isinstance(event, events.LeaseWanted) and not _answers(event, seat.request):
+            otherwise = isinstance(event, events.LeaseWanted) and not answers(event, seat.request)
+            if holds and otherwise and not seat.asked_ahead:
                 raise self._otherwise(seat, event)
             program.receive(event, time_s)
+            seat.asked_ahead = False
         if seat.called_off and holds and isinstance(event, (events.Abandoned, events.Pushed)):
             self._answered.append((seat, seat.called_off.popleft()))
 
@@ -329,7 +370,7 @@ class _Replay(Replies):
             every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
             task = self._train(), self._strategy, event.worker, head.workers, head.seed
             lone, sources = head.seats == 1, head.sources or b""
-            seat.worker = GreenletWorker(*task, seat, every, lone=lone, sources=sources)
+            seat.worker = GreenletWorker(*task, seat, every, lone=lone, sources=sources, stealing=head.stealing)
             if not self.seating.seat(seat.worker, time_s):
                 raise self._otherwise(seat, event)
             seat.request = Ready()
@@ -341,7 +382,7 @@ class _Replay(Replies):
         seat.joins.popleft()
         seat.upcoming.popleft()  # only now: on the way there it was still to come
 
-    def _on_the_way(self, seat: RecordedWorker, event: events.Joined, to: events.Whereabouts) -> LeaseReply | Located:
+    def _on_the_way(self, seat: RecordedWorker, event: events.Joined, to: events.Whereabouts) -> object:
         """Bring a worker nearer to where it lost its seat. What it did on the way is in no version, and much of it in no journal:
         the head that it did it for was lost. It only has to be as far."""
         assert seat.worker is not None, "it is under way"
@@ -351,6 +392,8 @@ class _Replay(Replies):
         if isinstance(request, LeaseRequest):
             here = steps < to.steps - (not to.asks) or request.epoch + 1 == to.epochs
             return LeaseReply(((request.epoch, 0),) if here else ())
+        if request is Ask.LOOK:
+            return False
         if isinstance(request, Ready):
             return self.seating.memory.whole(Beginning(version, False, 0, 0))
         return self.seating.memory.whole(GoOn(version, False, events.Verdict.TAKEN))
@@ -370,17 +413,8 @@ class _Replay(Replies):
         """It goes on when the journal says that it heard of that."""
         self._seats[cancel.worker].called_off.append(answer)
 
-    def leased(self, worker: int, reply: LeaseReply) -> None:
+    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
         self._answered.append((self._seats[worker], reply))
 
     def evicted(self, evict: events.Evict) -> None:
         self._seats[evict.worker].empty()
-
-
-def _answers(event: events.LeaseWanted, request: Request | None) -> bool:
-    """Whether it is that request; a run that was stopped gave fewer batches than were asked for."""
-    return (
-        isinstance(request, LeaseRequest)
-        and (event.epoch, event.total, event.unused) == (request.epoch, request.total, request.unused)
-        and event.most <= request.most
-    )

@@ -20,7 +20,7 @@ from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.journal import begun
-from plesio.launch.one_process.greenlets import GreenletWorker, StillTimer, Watcher
+from plesio.launch.one_process.greenlets import Ask, GreenletWorker, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
@@ -32,12 +32,14 @@ from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
+from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
+from plesio.tables.module import named_tables
 from plesio.transport.doorbell import Located
+from plesio.worker.row_exchange import check_strategy
 
 THREADS = 1  # the same bits on every machine, and steps as small as a simulation's are fastest so
 
@@ -72,10 +74,11 @@ class SimulatedEngine:
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
         self._recorder = Recorder(begun(job, THREADS)) if job.keeping.journal else None
+        own = zip(cluster.timetables(job.config.seeded), cluster.away, strict=True)
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
-            [_Participant(self, rank, one) for rank, one in enumerate(cluster.timetables(job.config.seeded))],
+            [_Participant(self, rank, *one) for rank, one in enumerate(own)],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
             limits=job.config.until.limits,
@@ -90,7 +93,8 @@ class SimulatedEngine:
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
-        self._seating = Seating(self._strategy, self.run_of.program, self.checkpointer.holds or bool(cluster.turns()))
+        holds = self.checkpointer.holds or bool(cluster.turns())
+        self._seating = Seating(self._strategy, self.run_of.program, holds, job.config.servers)
 
     def run(self) -> Outcome:
         with closing(self), apart(THREADS):
@@ -113,29 +117,31 @@ class SimulatedEngine:
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
+        if program.amid_fold:  # nobody comes to the end of that round, and it is to count once
+            for seat in list(program.sequencer.members.seats.values()):
+                program.left(seat.worker, seat.incarnation, False, final.wall_s)
         program.close(final.wall_s)
         outcome.incidents += self.run_of.incidents
         if not program.begun:
             return outcome
         if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(final.wall_s)
-        outcome.state_dict = self._seating.state_dict
+        outcome.state_dict, outcome.tables = self._seating.state_dict, self._seating.tables
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         return GreenletWorker(
             self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seeded, watcher,
             shows=self.job.evaluate is not None, lenient=self.job.config.on_worker_error == "continue",
-            lone=self.job.config.seats == 1, sources=self.job.sources,
+            lone=self.job.config.seats == 1, sources=self.job.sources, stealing=self.job.config.stealing,
         )  # fmt: skip
 
     def seat(self, worker: GreenletWorker) -> None:
-        run = self.run_of
-        if self._seating.seat(worker, run.clock.now_s):
-            run.push_nbytes = run.program.memory.push_bytes
-            run.answer_nbytes = run.program.memory.answer_bytes
-        elif worker.error is not None and self.job.config.on_worker_error == "raise":
+        seated = self._seating.seat(worker, self.run_of.clock.now_s)
+        if not seated and worker.error is not None and self.job.config.on_worker_error == "raise":
             raise worker.error
+        if seated and worker.model is not None and (tables := named_tables(worker.model)):
+            check_strategy(self.job.config.strategy, tables)  # it steps by itself, and workers here ask a server
 
     def _evaluate(self, now_s: float) -> None:
         if not self.run_of.program.begun:
@@ -173,8 +179,9 @@ class _Participant(Watcher, Participant):
     Work is done at once: by the time a step is called off it is complete, and void.
     """
 
-    def __init__(self, engine: SimulatedEngine, rank: int, timetable: Timetable) -> None:
+    def __init__(self, engine: SimulatedEngine, rank: int, timetable: Timetable, away: bool) -> None:
         self.timer = VirtualTimer(timetable)
+        self.away = away
         self._engine = engine
         self._rank = rank
         self._worker: GreenletWorker | None = None
@@ -186,10 +193,9 @@ class _Participant(Watcher, Participant):
     def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
-        request = self._worker.resume(answer if isinstance(answer, LeaseReply) else told)
-        assert request is None or isinstance(request, (Contribution, LeaseRequest)), (
-            "a step is called off by its answer"
-        )
+        request = self._worker.resume(answer if isinstance(answer, LeaseReply | RowsServed | bool) else told)
+        asks = Contribution | LeaseRequest | RowsRequest | Ask | None
+        assert isinstance(request, asks), "a step is called off by its answer"
         if request is None:
             self._finished()
         return self.timer.time_s, request
@@ -199,6 +205,14 @@ class _Participant(Watcher, Participant):
             self.timer.time_s = min(self.timer.time_s, self._engine.run_of.clock.now_s)  # it was ahead, by a step
             self._worker.kill()
             self._worker = None
+
+    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
+        if due:
+            self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, request)
+        return due
+
+    def ask_rows(self, request: RowsRequest) -> None:
+        self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, request)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.live.logged.update(metrics)

@@ -42,7 +42,8 @@ class Star(Network):
         self._latency_s = [link.latency_s + cluster.server.latency_s for link in links]
         self._byte_s = [1.0 / link.bytes_per_s for link in links]  # seconds a byte: 0 where there is no limit
         self._server_byte_s = 1.0 / cluster.server.bytes_per_s
-        self._came_s = [0.0] * len(links)  # when the latest message of each worker is through
+        self._came_s = [0.0] * len(links)  # when the latest message of each worker is through its link
+        self._gone_s = [0.0] * len(links)  # and the latest answer to it
         self._in_free_s = 0.0  # when the server's link has passed on all that came to it so far
         self._out_free_s = 0.0
         self._partitions: dict[int, list[Partition]] = {}
@@ -73,12 +74,13 @@ class Star(Network):
         self._clock.at(last_s, arrive, what)
 
     def answer(self, worker: int, nbytes: int) -> float:
-        """Answers queue in the order they are given."""
+        """Answers queue in the order they are given, also those without bytes: they go over one connection."""
         now_s = self._clock.now_s
-        last_s = now_s + nbytes * self._byte_s[worker]
+        last_s = max(now_s, self._gone_s[worker]) + nbytes * self._byte_s[worker]
         if nbytes and self._server_byte_s:
             self._out_free_s = max(self._out_free_s, now_s) + nbytes * self._server_byte_s
             last_s = max(last_s, self._out_free_s)
+        self._gone_s[worker] = last_s
         return self._across(worker, last_s)
 
     def _across(self, worker: int, sent_s: float) -> float:

@@ -5,6 +5,9 @@ its work is done at that moment, that is, when the server *decides* the answer, 
 no version has to be kept for anybody. What a worker has still to send is void if it dies or hears that its step was called
 off before that.
 
+A worker that goes on while its answer travels (`adopt=Rebase()`) is asked for one step at a time: at the end of each it looks
+whether the answer has come by then.
+
 | state of a worker  | Grant, Leased | Cancel                                    | Crash, Leave            | Restart, Join   |
 | ------------------ | ------------- | ----------------------------------------- | ----------------------- | --------------- |
 | computing          | -             | restarts; sent before it hears: DUPLICATE | absent, its future void | -               |
@@ -32,6 +35,7 @@ from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, T
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
+from plesio.launch.one_process.greenlets import Ask
 from plesio.launch.simulated.clock import Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State
@@ -39,12 +43,13 @@ from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
 from plesio.protocol.launcher import Final, Trouble, Writing
-from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
+from plesio.protocol.worker import Contribution, GoOn, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.program import NO_ANSWER, Program
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
+from plesio.tensors.arena import ALL_PARTS
 from plesio.transport.doorbell import Located
 
 LOOK_STEPS = 64  # how many events there are between two looks at the run
@@ -54,7 +59,7 @@ class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
     The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
-    is asked for. A contribution has `push_nbytes`, the parameters that are taken back `answer_nbytes`. `look` is
+    is asked for, of contributions of `push_nbytes` and answers of `answer_nbytes`. `look` is
     called between events, now and then. `limits`: the seconds, steps, samples or contributions after which the run ends.
     `incarnation` is that of the first processes.
     """
@@ -81,6 +86,8 @@ class VirtualRun(Replies):
         strategy.check_workers(cluster.workers)
         self.clock = VirtualClock()
         self.meter = Meter(cluster.workers, SPANS_MAX if timeline else 0)
+        for one, away in zip(self.meter.workers, cluster.away, strict=True):
+            one.away = away
         self.program = Program(
             strategy,
             Sequencer(
@@ -161,10 +168,12 @@ class VirtualRun(Replies):
         listens = worker.state is State.HERE and self.program.listening[index]
         if not listens or seat is None or worker.latest is None:
             return
-        if seat.waiting is not None:
+        if worker.latest.request is Ask.TAKE and worker.latest.ready_s < now_s:
+            meter.fetched(worker.latest.ready_s, now_s, now_s if seat.waiting is not None else None)
+        elif seat.waiting is not None and not worker.in_flight:
             meter.ended_held(now_s)
         elif worker.latest.request is not None:
-            computes = isinstance(worker.latest.request, Contribution)
+            computes = not isinstance(worker.latest.request, LeaseRequest | RowsRequest)
             meter.ended_amid(now_s, worker.latest.ready_s if computes else now_s)
 
     def _final(self) -> Final:
@@ -192,8 +201,7 @@ class VirtualRun(Replies):
         worker = self._workers[index]
         if worker.state is not State.HERE:
             self._here += 1
-        worker.state, worker.latest, worker.called_off = State.HERE, None, None
-        worker.incarnation += 1
+        worker = self._workers[index] = Process(worker.participant, worker.incarnation + 1, State.HERE)
         self.meter.workers[index].left = None
         worker.participant.begin(worker.incarnation)
 
@@ -222,6 +230,11 @@ class VirtualRun(Replies):
             worker.latest.void = True
             meter.cut(now_s)
             meter.cancelled(now_s)
+        else:
+            self._cut_short(index)
+        for ahead in worker.ahead.values():
+            if ahead.ready_s > now_s:
+                ahead.void = True
         worker.participant.end()
 
     def _left(self, event: Left) -> None:
@@ -261,13 +274,62 @@ class VirtualRun(Replies):
         assert ready_s >= has_it_s, f"worker {index} answered before it was asked: {request}"
         message = worker.latest = Message(index, worker.incarnation, ready_s, request)
         nbytes = 0
+        if request is Ask.LOOK:
+            self.clock.at(ready_s, self._goes_on, message)
+            return
+        if request is Ask.TAKE or (isinstance(request, LeaseRequest | RowsRequest) and request.ahead):  # sent by now
+            self._hand_over(index)
+            return
         if isinstance(request, Contribution):
             if worker.called_off is not None:  # before it began
                 message.void = True
                 self._call_off(index, has_it_s)
                 return
-            nbytes = self.push_nbytes
+            nbytes = self._push_nbytes(index, request)
+            if request.beside.goes_on:
+                worker.in_flight = True
+                self.clock.at(ready_s, self._goes_on, message)
         self._send(index, ready_s, nbytes, self._arrived, message)
+
+    def _goes_on(self, message: Message) -> None:
+        """A worker has sent its contribution and does not wait, or looks after a step whether the answer has come."""
+        if message.void:
+            return
+        worker, request = self._workers[message.worker], message.request
+        if isinstance(request, Contribution):
+            self.meter.workers[message.worker].sent(message.ready_s, request.steps, request.number)
+        came = worker.answer is not None and worker.answer[2] <= self.clock.now_s
+        self._go_on(message.worker, came, NO_ANSWER, self.clock.now_s)
+
+    def _hand_over(self, index: int) -> None:
+        """A worker that waits for its data, or for the answer to its last contribution, has it, if that is decided."""
+        worker, meter = self._workers[index], self.meter.workers[index]
+        if worker.latest is None:
+            return
+        asked_s, request = worker.latest.ready_s, worker.latest.request
+        if worker.lease is not None and isinstance(request, LeaseRequest):
+            (reply, has_it_s), worker.lease = worker.lease, None
+            meter.fetched(asked_s, has_it_s)
+            self._go_on(index, reply, NO_ANSWER, max(asked_s, has_it_s))
+        elif isinstance(request, RowsRequest) and request.ahead in worker.rows:
+            has_it_s = worker.rows.pop(request.ahead)
+            meter.fetched(asked_s, has_it_s)
+            self._go_on(index, RowsServed(), NO_ANSWER, max(asked_s, has_it_s))
+        elif worker.answer is not None and request is Ask.TAKE:
+            (grant, told, has_it_s), worker.answer, worker.in_flight = worker.answer, None, False
+            meter.fetched(asked_s, has_it_s, meter.released_s)
+            self._go_on(index, grant, told, max(asked_s, has_it_s))
+
+    def _push_nbytes(self, index: int, made: Contribution) -> int:
+        memory = self.program.memory
+        rows = memory.rows.nbytes_pushed(index, made.number) if memory.rows is not None else 0
+        return rows + (memory.push_bytes.get(made.beside.part) or self.push_nbytes)
+
+    def ask_ahead(self, index: int, sent_s: float, request: LeaseRequest | RowsRequest) -> None:
+        """A worker asks for data, or for rows of tables, at `sent_s` and goes on."""
+        worker = self._workers[index]
+        asked = worker.ahead[type(request)] = Message(index, worker.incarnation, sent_s, request)
+        self._send(index, sent_s, 0, self._arrived, asked)
 
     def _send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
         """Send something to the server; if that takes long, look out for those who wait for it."""
@@ -287,7 +349,7 @@ class VirtualRun(Replies):
             return
         index, request, now_s = message.worker, message.request, self.clock.now_s
         if isinstance(request, Contribution):
-            self.nbytes += self.push_nbytes
+            self.nbytes += self._push_nbytes(index, request)
             self.steps += request.steps
             self.samples += request.samples
             self.program.pushed(index, message.incarnation, request, now_s, message.ready_s)
@@ -298,6 +360,10 @@ class VirtualRun(Replies):
                 self.end(limit_met(self._limits, done) or "")
         elif isinstance(request, LeaseRequest):
             if not self.program.lease(index, message.incarnation, request, now_s):
+                self._fenced(index, message.incarnation)
+            self._settle()
+        elif isinstance(request, RowsRequest):
+            if not self.program.wants_rows(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)
             self._settle()
         elif self._workers[index].incarnation == message.incarnation:
@@ -316,7 +382,7 @@ class VirtualRun(Replies):
         return self.clock.now_s
 
     def granted(self, grant: Grant, answer: Located) -> float:
-        has_it_s = self._answer(grant.worker, grant.version)
+        has_it_s = self._answer(grant.worker, grant.version, answer)
         self._answered.append((grant.worker, grant, answer, has_it_s))
         return has_it_s
 
@@ -325,7 +391,7 @@ class VirtualRun(Replies):
         worker = self._workers[cancel.worker]
         if worker.latest is None or worker.latest.request is None:
             return
-        has_it_s = self._answer(cancel.worker, cancel.version)
+        has_it_s = self._answer(cancel.worker, cancel.version, answer)
         worker.called_off = (cancel, answer, has_it_s)
         if isinstance(worker.latest.request, Contribution):
             self._answered.append((cancel.worker, cancel, answer, has_it_s))
@@ -333,12 +399,15 @@ class VirtualRun(Replies):
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
 
-    def leased(self, worker: int, reply: LeaseReply) -> None:
-        """Data takes as long as a message without bytes, each way."""
-        has_it_s, latest = self._network.answer(worker, 0), self._workers[worker].latest
-        assert latest is not None, "it asked"
-        self.meter.workers[worker].fetched(latest.ready_s, has_it_s)
-        self._answered.append((worker, reply, NO_ANSWER, has_it_s))
+    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
+        """Data takes as long as a message without bytes, each way; rows of tables as long as they have bytes."""
+        nbytes, process, tables = 0, self._workers[worker], self.program.memory.rows
+        if isinstance(reply, RowsServed):
+            asked = process.ahead[RowsRequest] if reply.ahead else process.latest
+            assert tables is not None and asked is not None and isinstance(asked.request, RowsRequest), "it asked"
+            nbytes = tables.nbytes_of(asked.request)
+            self.nbytes += nbytes
+        self._answered.append((worker, reply, NO_ANSWER, self._network.answer(worker, nbytes)))
 
     def refused(self, worker: int, why: str) -> None:
         raise ConfigurationError(why)
@@ -349,12 +418,14 @@ class VirtualRun(Replies):
             self.meter.workers[discard.worker].void()
             self._answered.append((discard.worker, discard, NO_ANSWER, self.clock.now_s))
 
-    def _answer(self, index: int, version: int) -> float:
+    def _answer(self, index: int, version: int, told: Located) -> float:
         """When the parameters are with a worker; the first version is everywhere from the start."""
         if version == 0 and self.clock.now_s == 0.0:
             return 0.0
-        self.nbytes += self.answer_nbytes
-        return self._network.answer(index, self.answer_nbytes)
+        part = told.answer.part if isinstance(told.answer, GoOn) else ALL_PARTS
+        nbytes = self.program.memory.answer_bytes.get(part) or self.answer_nbytes
+        self.nbytes += nbytes
+        return self._network.answer(index, nbytes)
 
     def _settle(self) -> None:
         """An event is dealt with: those who were answered go on, in that order."""
@@ -363,6 +434,15 @@ class VirtualRun(Replies):
                 self._call_off(index, has_it_s)
             elif isinstance(answer, Discard):
                 self._fenced(index, answer.incarnation)
+            elif isinstance(answer, LeaseReply):
+                self._workers[index].lease = answer, has_it_s
+                self._hand_over(index)
+            elif isinstance(answer, RowsServed):
+                self._workers[index].rows[answer.ahead] = has_it_s
+                self._hand_over(index)
+            elif isinstance(answer, Grant) and self._workers[index].in_flight:
+                self._workers[index].answer = answer, told, has_it_s
+                self._hand_over(index)
             else:
                 self._go_on(index, answer, told, has_it_s)
         self._answered.clear()

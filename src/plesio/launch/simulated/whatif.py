@@ -4,12 +4,14 @@ Every worker takes the steps that were measured of it, in that order, and from t
 cancelled would have taken longer: one drawn from the longer steps takes its place (without, the prediction is biased: it is
 the slowest steps that are cancelled). The real sequencer decides who waits for whom. Each worker's link has the latency that was
 measured of it, and the server's carries a message in the time the server takes for one (`plesio.observe.links`). Where these do
-not explain the exchanges, or the replay of what ran takes another time, nothing is recommended. A worker that died dies again
-after as long; one whose training function returned while the others had much left to do is done after as many steps.
+not explain the exchanges, or the replay of what ran takes another time, nothing is recommended. From a run whose workers trained
+on while answers travelled nothing is forecast: it does not show what their links take. A worker that died dies again after as
+long; one whose training function returned while the others had much left to do is done after as many steps.
 
 What is not modelled: another strategy may need another number of samples for the same accuracy, and workers that share cores
-disturb each other differently when fewer of them wait. Work is assumed to be shared out, so that fast workers do more of it;
-where each worker has a fixed number of steps of its own, the slowest one takes as long under every strategy.
+disturb each other differently when fewer of them wait. No data is asked for here: a worker that goes on does so once an epoch,
+behind its contributions, and takes longer than forecast where epochs are short and links slow. Work is assumed to be shared
+out, so that fast workers do more of it; where each has a number of its own, the slowest takes as long under every strategy.
 """
 
 from __future__ import annotations
@@ -157,15 +159,17 @@ def _predict(
             f"{strategy.name}: it exchanges when a client ends, and the run had none; simulate it instead"
         )
     nbytes, plain = max(1, run.nbytes), run.plain_nbytes or run.nbytes
-    push, answer = (max(1, round(plain * share_of(one.codec))) for one in (strategy.send, strategy.adopt))
+    of_part = plain / strategy.send.fragments
+    push, answer = (max(1, round(of_part * share_of(one.codec))) for one in (strategy.send, strategy.adopt))
     ring = strategy.via.by_collective
     part = min(1.0, steps_max / run.steps)
+    far = bytes_per_s is not None
     virtual = VirtualRun(
         strategy,
         _cluster(run, crew, ring, nbytes, bytes_per_s, part),
         [
-            TimedWorker(Timetable(one.__next__), strategy.every, last=last)
-            for one, last in zip(steps, _lasts(crew, part), strict=True)
+            TimedWorker(Timetable(own.__next__), strategy.every, last, strategy.goes_on(one.away or far))
+            for one, own, last in zip(crew, steps, _lasts(crew, part), strict=True)
         ],
         push_nbytes=push,
         answer_nbytes=answer,

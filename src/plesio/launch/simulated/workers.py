@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
-from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
+from plesio.launch.one_process.greenlets import Ask
+from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.strategy.answers import Every
 from plesio.transport.doorbell import Located
 
-Request = Contribution | LeaseRequest | None  # what a worker sends; None: its training function returned
-Answer = Grant | Cancel | LeaseReply
+Request = Contribution | LeaseRequest | RowsRequest | Ask | None  # None: its training function returned
+Answer = Grant | Cancel | LeaseReply | RowsServed | bool
+"""False: it goes on while an answer travels; True: that has come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,29 +63,76 @@ class Process:
     latest: Message | None = None
     called_off: tuple[Cancel, Located, float] | None = None
     """A cancellation that came while it waited for data, with its answer, and when that is there."""
+    ahead: dict[type, Message] = field(
+        default_factory=dict
+    )  # requests for data, and rows of tables, that it does not wait for
+    lease: tuple[LeaseReply, float] | None = None  # data that it has not taken, and when they are there
+    rows: dict[bool, float] = field(default_factory=dict)  # when those that it asked for, ahead or not, are there
+    in_flight: bool = False  # whether it went on after its last contribution, and has not taken the answer,
+    answer: tuple[Grant, Located, float] | None = None  # and that, once it is decided, and when it is there
 
 
 class TimedWorker(Participant):
-    """Takes local steps, of one sample, as long as `every` lets it go alone, then pushes; until its `last` step."""
+    """Takes local steps, of one sample, as long as `every` lets it go alone, then pushes; until its `last` step. One that
+    `goes_on` while its answer travels looks after each step whether that has come."""
 
-    def __init__(self, timetable: Timetable, every: Every, last: float = inf) -> None:
+    def __init__(self, timetable: Timetable, every: Every, last: float = inf, goes_on: bool = False) -> None:
         self._step_s = timetable.step_s
-        self._due = every.due
+        self._due, self._after = every.due, every.after
         self._last = last
+        self._goes_on = goes_on
         self._done = self._latest = 0  # steps, and those of them sent last
 
+    def begin(self, incarnation: int) -> None:
+        self._in_flight = False
+        self._begin_anew(0.0)
+
+    def _begin_anew(self, now_s: float) -> None:
+        self._began_s, self._worked_s = now_s, 0.0
+        self._steps = self._adopted_at = 0
+        self._owes = False  # another contribution, before it took the answer to the last
+
     def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
-        assert not isinstance(answer, LeaseReply), "it asks for no data"
+        if isinstance(answer, bool):
+            self._owes = self._is_due(now_s) and not answer
+            if answer or self._owes:
+                return now_s, Ask.TAKE
+        else:
+            assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
+            self._hear(answer, now_s)
+        return self._work(now_s)
+
+    def _hear(self, answer: Grant | Cancel, now_s: float) -> None:
         if isinstance(answer, Cancel):
             self._done -= self._latest
-        left = self._last - self._done
-        granted = answer.steps if isinstance(answer, Grant) else 0
-        if left <= 0:
+        if self._in_flight:
+            self._in_flight, self._adopted_at = False, self._steps
+        else:
+            self._begin_anew(now_s)
+        self._number, self._version = answer.number, answer.version
+        self._granted = answer.steps if isinstance(answer, Grant) else 0
+
+    def _is_due(self, now_s: float) -> bool:
+        steps, left = self._steps, self._last - self._done
+        return steps >= left or (steps > 0 and self._due(steps, now_s - self._began_s, self._version, self._granted))
+
+    def _work(self, now_s: float) -> tuple[float, Request]:
+        if self._last <= self._done:
             return now_s, None
-        time_s, steps = now_s, 0
-        while True:
-            time_s += self._step_s(time_s)
-            steps += 1
-            if steps >= left or self._due(steps, time_s - now_s, answer.version, granted):
-                self._done, self._latest = self._done + steps, steps
-                return time_s, Contribution(answer.number + 1, steps, steps)
+        while not (self._owes or self._is_due(now_s)):
+            step_s = self._step_s(now_s)
+            now_s += step_s
+            self._worked_s += step_s
+            self._steps += 1
+            if self._in_flight:
+                return now_s, Ask.LOOK
+        return now_s, self._sent(now_s)
+
+    def _sent(self, now_s: float) -> Contribution:
+        """Its steps are done, and it goes on, unless they were the last."""
+        steps = self._latest = self._steps
+        self._done += steps
+        self._in_flight = self._goes_on and self._done < self._last and self._version >= self._after
+        number, worked_s, adopted_at = self._number + 1, self._worked_s, self._adopted_at
+        self._begin_anew(now_s)
+        return Contribution(number, steps, steps, worked_s=worked_s, aside=Aside(adopted_at, self._in_flight))

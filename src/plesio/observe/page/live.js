@@ -123,6 +123,14 @@ function staleOf(run) {
   return {mean: total ? pairs.reduce((s, [tau, n]) => s + tau * n, 0) / total : 0, p99, max: pairs.at(-1)?.[0] ?? 0, by_worker};
 }
 
+// The rows of each table.
+function rowsOf(shown) {
+  return shown.flatMap(([, run], k) => Object.entries(run.at.at(-1)?.rows ?? {}).map(([name, one]) => [k, name,
+    ...[one.rows, one.born, one.stepped].map((count) => format(count, 9)), percent(one.stepped ? one.stale / one.stepped : 0),
+    (one.stepped ? one.staleness_sum / one.stepped : 0).toFixed(2),
+    ...[one.pulled_bytes, one.pushed_bytes, one.memory_bytes].map(bytes), one.hot]));
+}
+
 // Who is at what now: one row a worker.
 function now(shown) {
   const rows = shown.flatMap(([, run], k) => run.ended || !run.at.length ? [] : run.at.at(-1).workers.map((one) => {
@@ -197,6 +205,7 @@ function gathered() {
     note: shown.filter(([, run]) => run.failed).map(([name, run]) => `${shown.length > 1 ? `${name} failed: ` : ""}${run.ended}`).join(" "),
     live: under > 0,
     finding: shown.length === 1 ? `${shown[0][1].head.strategy} on ${shown[0][1].head.train}: ${state(shown[0])}.` : `${under} of ${shown.length} runs are under way.`,
+    rows: rowsOf(shown), row_servers: shown.map(([, {at}], k) => [k, at.at(-1)?.t, at.at(-1)?.row_servers ?? []]),
     clock: [...new Set(shown.map(([, run]) => `${run.head.clock} time`))].join(" and "), table: table_(shown),
     learning: {charts, notes: !charts.length ? ["Nothing was evaluated or logged yet."]
       : more > 0 ? [`${more} more metrics are not drawn: ${names.slice(CHARTS_MAX, CHARTS_MAX + 20).join(", ")}${more > 20 ? ", ..." : ""}.`] : []},

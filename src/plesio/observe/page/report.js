@@ -364,21 +364,36 @@ function marked(count) {
   return count > 1 ? "Marked: those that tie for the soonest at the target." : count === 1 && "Marked: the soonest at the target.";
 }
 
+const line = (k, cells) => h("tr", {}, h("th", {scope: "row"}, named(k)), cells);
+
 function comparison({heads, rows, best, notes}) {
   const cell = (text, row, column) => h("td",
     {class: column === 0 && (best[row] ? "best" : text.startsWith(">") && "never")}, text);
-  const body = rows.map((texts, k) => h("tr", {}, h("th", {scope: "row"}, named(k)), texts.map((text, column) => cell(text, k, column))));
+  const body = rows.map((texts, k) => line(k, texts.map((text, column) => cell(text, k, column))));
   const about = [marked(best.filter(Boolean).length), ...notes].filter(Boolean).join(" ");
   return [table(["strategy", ...heads], body, "costs"), about && h("p", {class: "small"}, about)];
 }
 
 function incidents({rows, more, lost, which = "later incidents"}) {
   if (!rows.length && !lost.length) return h("p", {class: "empty"}, "None: no worker died and nothing was lost.");
-  const body = rows.map(([k, time, worker, what]) => h("tr", {}, h("th", {scope: "row"}, named(k)), h("td", {}, time),
-    h("td", {}, worker == null ? "–" : String(worker)), h("td", {class: "text"}, what)));
+  const body = rows.map(([k, time, worker, what]) => line(k, [h("td", {}, time),
+    h("td", {}, worker == null ? "–" : String(worker)), h("td", {class: "text"}, what)]));
   return [rows.length > 0 && table(["strategy", "time, s", "worker", "what"], body, "incidents"),
     lost.map((sentence) => h("p", {}, sentence)),
     more > 0 && h("p", {}, `${format(more, 9)} ${which} are not listed.`)];
+}
+
+function rowsOfTables(rows, servers) {
+  const all = (heads, lines, id, words) => lines.length > 0 && [table(["strategy", ...heads],
+    lines.map(([k, ...texts]) => line(k, texts.map((text) => h("td", {}, text)))), id), h("p", {class: "small"}, words)];
+  const loads = servers.flatMap(([k, s, each]) => each.map((one, j) => [k, `${j}`, format(one.rows, 9), format(one.pulls, 9),
+    `${format(s && 100 * one.busy_s / s, 2)}%`, `${format(one.pulls && 1000 * one.waited_s / one.pulls, 3)} ms`]));
+  return rows.length > 0 && [h("h2", {}, "Rows of tables"),
+    all(["table", "rows", "born", "stepped", "stale", "staleness, mean", "pulled", "pushed", "memory", "hot keys"], rows, "tables",
+      "Stale: others stepped that row after the worker got it, the last of them so many steps later. Hot: pulled by most " +
+      "contributions, with their share (estimated)."),
+    all(["server", "rows", "pulls", "computes", "wait, a pull"], loads, "servers",
+      "Wait: until a pull's rows are there. Workers wait for the slowest server.")];
 }
 
 function context(rows) {
@@ -392,7 +407,7 @@ function around(data, more) {
     head: [h("h1", {}, data.title), h("p", {class: "finding"}, data.finding), data.setting && h("p", {class: "setting"}, data.setting),
       data.note && h("p", {class: "note"}, data.note)],
     ...(data.strategies.length && {
-      costs: [comparison(data.table), more()],
+      costs: [comparison(data.table), more(), rowsOfTables(data.rows, data.row_servers)],
       lanes: [h("h2", {}, "Where the workers' time went"), lanes(data.lanes)],
       staleness: staleness(data.strategies),
       incidents: [h("h2", {}, data.lanes.window ? "Events" : "Incidents"), incidents(data.incidents)],

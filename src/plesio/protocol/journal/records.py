@@ -41,6 +41,7 @@ from plesio.core.events import (
     Left,
     Pushed,
     Reported,
+    RowsWanted,
     Scaled,
     Ticked,
 )
@@ -49,14 +50,16 @@ from plesio.errors import ConfigurationError
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT = 7
+FORMAT = 9
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 150,000 contributions is below it."""
 FRAME = Struct("<II")
 NAN = float("nan")
+BEGINS = "begins at "
+"""The first words of the first note in the journal of a run that goes on otherwise than before: with which checkpoint."""
 Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
-WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted
+WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
 JournalEvent = WorkerEvent | Scaled | Ticked
 
 
@@ -187,6 +190,7 @@ TIMED: dict[type[JournalEvent | Evict], int] = {
     Evict: 8,
     Scaled: 9,
     Ticked: 10,
+    RowsWanted: 11,
 }
 """The kinds of what is kept with its time."""
 FOLD, DISCARD, NOTE, END, RESUME = 16, 17, 18, 19, 20

@@ -14,9 +14,9 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
-from plesio.sparse.compiled import compiled
+from plesio.kernels.compiled import compiled
+from plesio.kernels.intrinsics import fetch_add
 from plesio.sparse.factorisation.kernels import mix
-from plesio.sparse.intrinsics import fetch_add
 from plesio.sparse.threads import pool, shares
 
 _ONE = np.uintp(1)

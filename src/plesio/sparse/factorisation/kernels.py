@@ -18,9 +18,9 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
+from plesio.kernels.compiled import compiled, inlined
+from plesio.kernels.intrinsics import fetch_add, prefetch
 from plesio.kernels.lanes import LANES, fill, load, store, total
-from plesio.sparse.compiled import compiled, inlined
-from plesio.sparse.intrinsics import fetch_add, prefetch
 
 AHEAD = 8
 """How many ratings ahead rows are asked for, whatever the model's size. Where it fits the second-level cache that costs nothing

@@ -10,8 +10,8 @@ import numpy as np
 from numba import uintp
 from numpy.typing import NDArray
 
+from plesio.kernels.compiled import compiled
 from plesio.kernels.lanes import LANES
-from plesio.sparse.compiled import compiled
 from plesio.sparse.factorisation.kernels import mix
 from plesio.sparse.factorisation.ratings import Ids
 from plesio.sparse.machine import numbers

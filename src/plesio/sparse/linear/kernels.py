@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plesio.sparse.compiled import compiled, inlined
-from plesio.sparse.intrinsics import fetch_add, prefetch
+from plesio.kernels.compiled import compiled, inlined
+from plesio.kernels.intrinsics import fetch_add, prefetch
 from plesio.sparse.linear.losses import slope_and_loss
 
 FLAT = 1e-2

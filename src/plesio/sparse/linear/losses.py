@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from plesio.sparse.compiled import inlined
+from plesio.kernels.compiled import inlined
 
 HINGE, SQUARED_HINGE, LOG, MODIFIED_HUBER, SQUARED, HUBER = range(6)
 CLASSIFICATION = {"hinge": HINGE, "log_loss": LOG, "modified_huber": MODIFIED_HUBER, "squared_hinge": SQUARED_HINGE}

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.sparse.compiled import compiled
+from plesio.kernels.compiled import compiled
+from plesio.kernels.intrinsics import fetch_add, prefetch, settle
 from plesio.sparse.csr import Rows
-from plesio.sparse.intrinsics import fetch_add, prefetch, settle
 from plesio.sparse.threads import by_shares, pool, shares
 
 _AHEAD = np.uint64(64)

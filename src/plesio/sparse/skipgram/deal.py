@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.sparse.compiled import compiled, inlined
+from plesio.kernels.compiled import compiled, inlined
 from plesio.sparse.skipgram.step import PAIR
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plesio.kernels.compiled import compiled, inlined
+from plesio.kernels.intrinsics import prefetch
 from plesio.kernels.lanes import LANES, fill, load, store, total
-from plesio.sparse.compiled import compiled, inlined
-from plesio.sparse.intrinsics import prefetch
 
 PAIR = 2  # output rows are processed two at a time, which fits the registers; of an odd number one comes twice
 REACH = 6  # the sigmoid's table covers scores from -6 to 6, as in word2vec.c; beyond it is 0 or 1

@@ -31,6 +31,7 @@ def _is_number(value: Any) -> bool:
 WHOLE = Allowed("a whole number of at least 0", lambda value: _is_whole(value) and value >= 0)
 COUNT = Allowed("a whole number of at least 1", lambda value: _is_whole(value) and value >= 1)
 COUNT_OR_NONE = Allowed(COUNT.words, lambda value: value is None or COUNT.holds(value))
+ONE_AT_MOST = Allowed("0 or 1", lambda value: _is_whole(value) and 0 <= value <= 1)
 NUMBER = Allowed("a number of at least 0", lambda value: _is_number(value) and value >= 0)
 POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value > 0)
 POSITIVE_OR_NONE = Allowed(POSITIVE.words, lambda value: value is None or POSITIVE.holds(value))
@@ -56,6 +57,8 @@ class Answer:
     stepped: ClassVar[bool] = False
     normalised: ClassVar[bool] = False
     in_rounds: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
+    after: int = 0  # before that version workers exchange after every step, and wait for it
     paced: ClassVar[bool] = False
     by_client: ClassVar[bool] = False
     proximal: float = 0.0
@@ -64,13 +67,17 @@ class Answer:
     cancel_late: bool = False
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False
+    fragments: int = 1
     of_user: ClassVar[bool] = False
     own_optimizer: ClassVar[bool] = False
     in_worker: ClassVar[bool] = False
     by_rate: ClassVar[bool] = False
     blends: ClassVar[bool] = False
     spares_rows: ClassVar[bool] = False
+    at_once: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False
+    ahead: int = 0
+    away: bool = False
     looks_ahead: ClassVar[bool] = False
     at_server: ClassVar[bool] = False
     in_shared_memory: ClassVar[bool] = False
@@ -84,6 +91,11 @@ class Answer:
     def grants(self, pace: float, fastest: float) -> int:
         """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""
         return 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the worker goes on while it comes."""
+        return self.ahead > 0
 
     def __str__(self) -> str:
         return self.words

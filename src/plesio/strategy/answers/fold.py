@@ -1,4 +1,4 @@
-"""When do contributions become a version (`Gather`), how (`Correct`, `Outer`), and who folds them (`Via`)?
+"""When do contributions become a version (`Gather`, `RowSteps`), how (`Correct`, `Outer`), and who folds them (`Via`)?
 
 Numbers only: the arithmetic is in `plesio.tensors`.
 """
@@ -75,6 +75,24 @@ class Round(Answer):
 
 
 Gather = Each | Buffer | Round
+
+
+@dataclass(frozen=True, slots=True)
+class WithFold(Answer):
+    """Rows of tables step with the fold, by the weighted mean of its members' gradients: as one process with all their data."""
+
+    words: ClassVar[str] = "with the fold"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce(Answer):
+    """Rows of tables step by each contribution as it comes, whenever that is folded."""
+
+    at_once: ClassVar[bool] = True
+    words: ClassVar[str] = "at once"
+
+
+RowSteps = WithFold | AtOnce
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Seconds(Answer):
     """
 
     seconds: Annotated[float, POSITIVE]
+    timed: ClassVar[bool] = True
 
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
@@ -102,6 +103,7 @@ class Adaptive(Answer):
     """
 
     steps: Annotated[int, COUNT]
+    timed: ClassVar[bool] = True
     paced: ClassVar[bool] = True
 
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
@@ -190,20 +192,26 @@ class Delta(Answer):
 
     With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next.
     With `privacy` each client's is clipped, and the server adds noise to their sum.
+
+    With `fragments` the model is in so many parts of whole tensors, and an exchange is of one part, both ways: each in its turn
+    (Douillard et al. 2025, arXiv 2501.18512). The worker goes on with the other parts from where it is. Its last exchange is of
+    all of them.
     """
 
     codec: Annotated[Codec | None, CODEC_OR_NONE] = None
     feedback: bool = True
     privacy: Privacy | None = field(default=None, repr=False)
+    fragments: Annotated[int, COUNT] = field(default=1, repr=False)
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
     def __str__(self) -> str:
         if self.privacy is not None:
             return f"delta, {self.privacy}"
+        name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
         if self.codec is None:
-            return "delta"
-        return f"delta, {self.codec}" + ("" if self.feedback else ", without feedback")
+            return name
+        return f"{name}, {self.codec}" + ("" if self.feedback else ", without feedback")
 
 
 Send = Gradient | Parameters | Delta

@@ -11,8 +11,8 @@ from typing import Any
 
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Correct, Weigh
-from plesio.strategy.answers.answer import COUNT, WHOLE
-from plesio.strategy.recipes.naming import call, known_as, word
+from plesio.strategy.answers.answer import COUNT, ONE_AT_MOST, WHOLE
+from plesio.strategy.recipes.naming import ROW_STEPS, call, known_as, word
 
 __all__ = ["adadelay", "async_sgd", "bounded_staleness", "buffered", "rennala", "ringmaster"]
 
@@ -39,24 +39,28 @@ def _strategy(
     weigh: str | Weigh = "equal",
     lr_scale: str,
     settings: Mapping[str, object] | None = None,
+    ahead: int = 0,
     **others: Any,
 ) -> Strategy:
     """What `recipe` returns, named for the call that makes it: the answers that these recipes share, and `others`."""
     correction = known_as("correction", correct, CORRECTIONS)
     weight = known_as("weight", weigh, WEIGHTS)
+    ONE_AT_MOST.check(recipe.__name__, "ahead", ahead)
     words = {"correct": word(correction, CORRECTIONS), "weigh": word(weight, WEIGHTS), "lr_scale": lr_scale}
     looks_ahead = isinstance(correction, answers.WorkerMomentum)
     return Strategy(
-        name=call(recipe, *always, **(settings or {}), **words),
+        name=call(recipe, *always, **(settings or {}), **words, ahead=ahead),
         weigh=weight,
         correct=correction,
         outer=answers.UserOptimizer(lr_scale=lr_scale),
-        adopt=answers.LookAhead() if looks_ahead else answers.Replace(),
+        adopt=answers.LookAhead(ahead) if looks_ahead else answers.Replace(ahead=ahead),
         **others,
     )
 
 
-def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share") -> Strategy:
+def async_sgd(
+    correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, lr_scale: str = "share", ahead: int = 0
+) -> Strategy:
     """Fully asynchronous SGD through a parameter server: every gradient is folded as it comes, nobody waits.
 
     Rule (`dana`, the default): v_i = mu v_i + g; w -= (lr/N) v_i; of n live workers each goes on from
@@ -70,6 +74,8 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
         weigh: "equal", "inverse", "polynomial", "hinge", "delay_adaptive", or a weight object.
         lr_scale: "share" gives each of N workers lr/N (Adam and its kin, which shorten steps by themselves, lr/N^(3/4):
             docs/decisions/0006), "full" leaves it.
+        ahead: with 1, the worker computes the next gradient while an answer travels, on the parameters that it has. That hides
+            the exchange and costs accuracy: each gradient is one exchange staler (docs/local-steps.md).
 
     Why `dana` by default: plain asynchrony adds momentum of its own (about 1 - 1/N), so that momentum .9 tuned for
     `sync_sgd` diverges; see docs/decisions/.
@@ -83,7 +89,7 @@ def async_sgd(correct: str | Correct = "dana", weigh: str | Weigh = "equal", *, 
     >>> async_sgd().name, async_sgd("plain").name
     ('async_sgd', 'async_sgd(correct=plain)')
     """
-    return _strategy(async_sgd, correct=correct, weigh=weigh, lr_scale=lr_scale)
+    return _strategy(async_sgd, correct=correct, weigh=weigh, lr_scale=lr_scale, ahead=ahead)
 
 
 def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: str = "share") -> Strategy:
@@ -111,7 +117,12 @@ def bounded_staleness(s: int = 4, *, correct: str | Correct = "dana", lr_scale: 
 
 
 def buffered(
-    k: int = 2, *, correct: str | Correct = "dana", weigh: str | Weigh = "equal", lr_scale: str = "share"
+    k: int = 2,
+    *,
+    correct: str | Correct = "dana",
+    weigh: str | Weigh = "equal",
+    lr_scale: str = "share",
+    rows: str = "each",
 ) -> Strategy:
     """K-async, softsync: every `k` gradients, whoever sent them, make a version; nobody waits.
 
@@ -123,6 +134,7 @@ def buffered(
         correct: "dana" (one momentum for each worker, parameters sent with look-ahead) or "plain".
         weigh: as for `async_sgd`.
         lr_scale: as for `async_sgd`.
+        rows: when rows of tables (`plesio.Table`) step: by "each" contribution as it comes, or "with" the fold.
 
     Sources: Gupta et al. 2016 (Rudra, softsync), arXiv 1509.04210; Dutta et al. 2018 (K-async), arXiv 1803.01113.
 
@@ -132,8 +144,9 @@ def buffered(
     >>> buffered(3).answers()["gather"]
     'buffer of 3'
     """
-    gather = answers.Buffer(k)
-    return _strategy(buffered, f"k={k}", correct=correct, weigh=weigh, lr_scale=lr_scale, gather=gather)
+    others: dict[str, Any] = {"gather": answers.Buffer(k), "rows": known_as("rows", rows, ROW_STEPS)}
+    others |= {"correct": correct, "weigh": weigh, "lr_scale": lr_scale}
+    return _strategy(buffered, f"k={k}", settings={"rows": rows}, **others)
 
 
 def rennala(k: int = 2, *, lr_scale: str = "share") -> Strategy:

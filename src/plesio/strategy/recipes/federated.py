@@ -14,8 +14,9 @@ from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS
-from plesio.strategy.recipes.deltas import in_rounds, packed
+from plesio.strategy.recipes.deltas import packed, taken
 from plesio.strategy.recipes.naming import call, known_as, word
+from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
@@ -35,6 +36,7 @@ def fedavg(
     late: str = "keep",
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    overlap: bool = False,
 ) -> Strategy:
     """Federated averaging: the mean of what a round's clients moved, by their samples.
 
@@ -48,6 +50,7 @@ def fedavg(
         late: with `first`: "keep" or "drop" what was trained from an older version.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
+        overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
@@ -62,17 +65,18 @@ def fedavg(
     POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
-    name = call(fedavg, first=first, deadline_s=deadline_s, late=late, codec=codec, privacy=privacy)
+    settings = {"first": first, "deadline_s": deadline_s, "late": late}
+    name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
         if deadline_s is not None or late != "keep":
             raise StrategyError(
                 f"{name}: without first= a round waits for all of its clients, and none is late; give first"
             )
-        return _rounds(name, Clients(), MEAN, codec, privacy)
+        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy))
     return Strategy(
         name=name,
         every=Clients(),
-        **_sent(codec, privacy),
+        **_sent(codec, overlap, privacy),
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
@@ -81,7 +85,12 @@ def fedavg(
 
 
 def fedopt(
-    optimizer: str = "adam", *, lr: float = 0.01, codec: str | Codec | None = None, privacy: Privacy | None = None
+    optimizer: str = "adam",
+    *,
+    lr: float = 0.01,
+    codec: str | Codec | None = None,
+    privacy: Privacy | None = None,
+    overlap: bool = False,
 ) -> Strategy:
     """Federated averaging whose mean is the gradient of an optimizer at the server.
 
@@ -91,7 +100,7 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        privacy: as in `fedavg`.
+        privacy, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -102,11 +111,13 @@ def fedopt(
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy)
-    return _rounds(name, Clients(), outer, codec, privacy)
+    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy))
 
 
-def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None) -> Strategy:
+def fedprox(
+    mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None, overlap: bool = False
+) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
     Rule: each local gradient has mu (w_k - w) added; else as `fedavg`. Of a table all rows are pulled, so its sparse gradient
@@ -115,7 +126,7 @@ def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Priv
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        privacy: as in `fedavg`.
+        privacy, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -125,24 +136,29 @@ def fedprox(mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Priv
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    return _rounds(call(fedprox, mu=mu, codec=codec, privacy=privacy), Clients(proximal=mu), MEAN, codec, privacy)
+    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy))
 
 
-def _rounds(name: str, every: Every, outer: Outer, codec: str | Codec | None, privacy: Privacy | None) -> Strategy:
+def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Strategy:
     """All clients of a round make a version."""
-    weigh: Weigh = answers.BySamples() if privacy is None else answers.Equal()
-    rounds = in_rounds(name, every, outer, codec, weigh)
-    return rounds if privacy is None else replace(rounds, **_sent(codec, privacy))
+    weigh: Weigh = answers.BySamples() if sent["send"].privacy is None else answers.Equal()
+    return rounds(name, every=every, **sent, weigh=weigh, outer=outer)
 
 
-def _sent(codec: str | Codec | None, privacy: Privacy | None) -> dict[str, Any]:
+def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:
     """What is sent, and what is taken back."""
-    both = packed(codec)
-    return both if privacy is None else both | {"send": replace(both["send"], privacy=privacy)}
+    both = packed(codec, overlap or False)
+    return both | {"send": replace(both["send"], privacy=privacy)}
 
 
 def fedbuff(
-    k: int = 10, *, lr: float = 1.0, weigh: str | Weigh = "polynomial", codec: str | Codec | None = None
+    k: int = 10,
+    *,
+    lr: float = 1.0,
+    weigh: str | Weigh = "polynomial",
+    codec: str | Codec | None = None,
+    overlap: bool = False,
 ) -> Strategy:
     """Buffered asynchronous aggregation: every k clients make a version, nobody waits.
 
@@ -154,6 +170,7 @@ def fedbuff(
         lr: of the server.
         weigh: the weights, by name as in `async_sgd`; `BySamples(0.5)` also weighs by samples, and divides by their sum.
         codec: as in `diloco`.
+        overlap: as in `fedavg`.
 
     Source: Nguyen et al. 2022, arXiv 2106.06639.
 
@@ -165,16 +182,16 @@ def fedbuff(
     """
     weight = known_as("weight", weigh, WEIGHTS)
     return Strategy(
-        name=call(fedbuff, k=k, lr=lr, weigh=word(weight, WEIGHTS), codec=codec),
+        name=call(fedbuff, k=k, lr=lr, weigh=word(weight, WEIGHTS), codec=codec, overlap=overlap),
         every=Clients(),
-        **packed(codec),
+        **_sent(codec, overlap),
         weigh=weight,
         gather=Buffer(k),
         outer=Outer("SGD", lr=lr),
     )
 
 
-def fedasync(rate: float = 0.6, *, a: float = 0.5) -> Strategy:
+def fedasync(rate: float = 0.6, *, a: float = 0.5, overlap: bool = False) -> Strategy:
     """Asynchronous federated optimization: each client moves the parameters a part of the way to its own.
 
     Rule: w = (1 - r) w + r w_k with r = rate (1 + tau)^-a.
@@ -182,6 +199,7 @@ def fedasync(rate: float = 0.6, *, a: float = 0.5) -> Strategy:
     Args:
         rate: how far a fresh client moves them.
         a: how fast that falls with staleness.
+        overlap: as in `fedavg`.
 
     Source: Xie et al. 2019, arXiv 1903.03934.
 
@@ -192,9 +210,10 @@ def fedasync(rate: float = 0.6, *, a: float = 0.5) -> Strategy:
     '(1+staleness)^-0.5'
     """
     return Strategy(
-        name=call(fedasync, rate=rate, a=a),
+        name=call(fedasync, rate=rate, a=a, overlap=overlap),
         every=Clients(),
         send=answers.Parameters(),
         weigh=Polynomial(a),
         outer=Average(rate),
+        adopt=taken(None, overlap or False),
     )

@@ -6,7 +6,7 @@ from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
 from plesio.strategy.answers.work import span
-from plesio.strategy.recipes.deltas import in_rounds
+from plesio.strategy.recipes.deltas import in_parts, taken
 from plesio.strategy.recipes.naming import call, known_as
 from plesio.strategy.recipes.synchronous import rounds
 
@@ -15,7 +15,13 @@ __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noq
 WEIGHTS: dict[str, Weigh] = {"by_samples": answers.BySamples(), "equal": answers.Equal()}
 
 
-def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: str | Codec | None = None) -> Strategy:
+def local_sgd(
+    every: int | str | Every = 16,
+    weigh: str = "by_samples",
+    codec: str | Codec | None = None,
+    overlap: bool | None = None,
+    fragments: int = 1,
+) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
     Rule: every H steps, w = sum_i n_i w_i / sum_i n_i, n_i the samples behind w_i. With `Seconds(t)` each worker takes as many
@@ -25,11 +31,13 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: s
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         weigh: "by_samples" or "equal".
         codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
+        overlap, fragments: as in `diloco`.
 
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:
-        StrategyError: `every` is no whole number of at least 1, nor steps or seconds; unknown weight or codec.
+        StrategyError: `every` is no whole number of at least 1, nor steps or seconds, or no multiple of `fragments`; unknown
+            weight or codec.
 
     >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
@@ -42,13 +50,14 @@ def local_sgd(every: int | str | Every = 16, weigh: str = "by_samples", codec: s
         )
     every = Steps(every) if isinstance(every, int) else every
     weight = known_as("weight", str(weigh), WEIGHTS)
-    name = call(local_sgd, str(every), weigh=weigh, codec=codec)
-    if codec is not None:
-        return in_rounds(name, every, Outer("SGD", lr=1.0), codec, weight)
-    return _averaged(name, every, weight)
+    name = call(local_sgd, str(every), weigh=weigh, codec=codec, overlap=overlap, fragments=fragments)
+    if codec is not None or fragments != 1:
+        outer = Outer("SGD", lr=1.0)
+        return rounds(name, **in_parts(name, every, codec, overlap, fragments), weigh=weight, outer=outer)
+    return _averaged(name, every, weight, overlap)
 
 
-def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
+def post_local_sgd(every: int = 16, after: int = 1000, overlap: bool | None = None) -> Strategy:
     """Post-local SGD: in lock step at first, with local steps from version `after` on.
 
     Rule: w = mean_i w_i after every step, then after every H. The paper switches where the learning rate first decays.
@@ -56,6 +65,7 @@ def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
     Args:
         every: local steps between two exchanges, after the switch.
         after: the version at which it switches.
+        overlap: as in `diloco`.
 
     Source: Lin et al. 2020, arXiv 1808.07217.
 
@@ -65,15 +75,17 @@ def post_local_sgd(every: int = 16, after: int = 1000) -> Strategy:
     >>> post_local_sgd(8, after=200).answers()["every"]
     'every step, later 8'
     """
-    return _averaged(call(post_local_sgd, every=every, after=after), PostLocal(every, after), answers.BySamples())
+    name = call(post_local_sgd, every=every, after=after, overlap=overlap)
+    return _averaged(name, PostLocal(every, after), answers.BySamples(), overlap)
 
 
-def _averaged(name: str, every: Every, weigh: Weigh) -> Strategy:
+def _averaged(name: str, every: Every, weigh: Weigh, overlap: bool | None) -> Strategy:
     """Rounds of parameters."""
-    return rounds(name, every=every, send=answers.Parameters(), weigh=weigh, outer=answers.Average())
+    send, adopt = answers.Parameters(), taken(None, overlap)
+    return rounds(name, every=every, send=send, weigh=weigh, outer=answers.Average(), adopt=adopt)
 
 
-def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:
+def elastic_averaging(every: int = 16, *, alpha: float = 0.225, overlap: bool = False) -> Strategy:
     """Elastic averaging: each worker keeps parameters of its own, tied to a common centre by a spring.
 
     Rule: every H steps, nobody waiting, the centre moves, w += alpha (w_i - w), and then the worker, w_i += alpha (w - w_i).
@@ -81,6 +93,7 @@ def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:
     Args:
         every: local steps between two exchanges.
         alpha: how far; the paper takes .9 / N, the default is that of 4 workers.
+        overlap: whether workers train on while their answers travel.
 
     Source: Zhang, Choromanska and LeCun 2015, arXiv 1412.6651. There both move by where the other was before.
 
@@ -91,11 +104,11 @@ def elastic_averaging(every: int = 16, *, alpha: float = 0.225) -> Strategy:
     '0.1 of the way'
     """
     return Strategy(
-        name=call(elastic_averaging, every=every, alpha=alpha),
+        name=call(elastic_averaging, every=every, alpha=alpha, overlap=overlap),
         every=Steps(every),
         send=answers.Parameters(),
         outer=answers.Average(alpha),
-        adopt=answers.Blend(alpha),
+        adopt=answers.Rebase(alpha=alpha) if taken(None, overlap or False).late else answers.Blend(alpha),
     )
 
 

@@ -8,8 +8,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from plesio.errors import StrategyError, unknown_name
+from plesio.strategy.answers import AtOnce, RowSteps, WithFold
 
 T = TypeVar("T")
+ROW_STEPS: Mapping[str, RowSteps] = {"with": WithFold(), "each": AtOnce()}
+"""When rows of tables step: with the fold that a contribution is in, or by each contribution as it comes."""
 
 
 def call(recipe: Callable[..., Any], *always: str, **settings: object) -> str:

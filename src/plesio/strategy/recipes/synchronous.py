@@ -7,7 +7,7 @@ from typing import Any
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, AllReduce, BySamples, Fresh, InWorker, Polynomial, Round, UserOptimizer
 from plesio.strategy.answers.answer import COUNT
-from plesio.strategy.recipes.naming import call
+from plesio.strategy.recipes.naming import ROW_STEPS, call, known_as
 
 __all__ = ["allreduce", "sync_sgd", "first_of", "quorum"]  # noqa: RUF022 (in the order they are listed to users)
 
@@ -40,20 +40,29 @@ def allreduce(over: str | None = None) -> Strategy:
     return rounds(call(allreduce, over=over), outer=InWorker(), via=AllReduce(over))
 
 
-def sync_sgd() -> Strategy:
+def sync_sgd(*, rows: str = "with") -> Strategy:
     """Synchronous parameter server: a barrier at every step.
 
     Rule: w -= lr * sum_i n_i g_i / sum_i n_i over all N workers, by the user's optimizer at the server. n_i are worker i's
     samples, so that it is the step of one worker with all of them, where the loss is a mean over samples.
+
+    Args:
+        rows: when rows of tables (`plesio.Table`) step: "with" the fold, by the weighted mean of its members' gradients; or by
+            "each" contribution as it comes.
+
     Source: synchronous mini-batch SGD; e.g. Dean et al. 2012, "Large Scale Distributed Deep Networks".
+
+    Raises:
+        StrategyError: unknown `rows`.
 
     >>> sync_sgd().answers()["gather"]
     'round of all'
     """
-    return rounds("sync_sgd", weigh=BySamples(), outer=STEPS)
+    name, steps = call(sync_sgd, rows=rows), known_as("rows", rows, ROW_STEPS)
+    return rounds(name, weigh=BySamples(), outer=STEPS, rows=steps)
 
 
-def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
+def first_of(m: int, *, cancel_late: bool = True, rows: str = "with") -> Strategy:
     """Backup workers: each version takes the first `m` gradients computed at it, later ones are called off.
 
     Rule: w -= lr * mean of the first m gradients at the current version.
@@ -62,20 +71,22 @@ def first_of(m: int, *, cancel_late: bool = True) -> Strategy:
         m: how many; N - ceil(0.06 N) is usual. At most the number of workers.
         cancel_late: tell the late workers to drop their step (they stop at `with worker.step():`) instead of letting
             them finish it for nothing.
+        rows: as for `sync_sgd`.
 
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
 
     Raises:
-        StrategyError: `m` is no whole number of at least 1.
+        StrategyError: `m` is no whole number of at least 1; unknown `rows`.
 
     >>> first_of(3).name, first_of(3, cancel_late=False).name
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
     COUNT.check("first_of", "m", m)
-    return rounds(call(first_of, str(m), cancel_late=cancel_late), m, cancel_late, outer=STEPS)
+    name, steps = call(first_of, str(m), cancel_late=cancel_late, rows=rows), known_as("rows", rows, ROW_STEPS)
+    return rounds(name, m, cancel_late, outer=STEPS, rows=steps)
 
 
-def quorum(k: int, grace_s: float | None = None, within: int = 8) -> Strategy:
+def quorum(k: int, grace_s: float | None = None, within: int = 8, *, rows: str = "with") -> Strategy:
     """Rounds of the first `k`: late gradients are folded into the round they reach, discounted by their staleness.
 
     Rule: w -= lr * sum_i s_i g_i / n over the n >= k gradients of the round, s_i = (1 + tau_i)^-1/2 with tau_i the versions
@@ -85,22 +96,25 @@ def quorum(k: int, grace_s: float | None = None, within: int = 8) -> Strategy:
         k: how many make a round; more than half of the workers is usual. At most the number of workers.
         grace_s: for how many seconds after the k-th the round stays open; it ends before that when all have come.
         within: how many versions late a gradient may be; its data is leased again if it is later.
+        rows: as for `sync_sgd`.
 
     Source: the quorum and the grace window of the decoupled merge, arXiv 2604.21428; the discount is that of Xie et al. 2019,
     arXiv 1903.03934.
 
     Raises:
-        StrategyError: `k` is no whole number of at least 1, `grace_s` no number above 0, or `within` no whole number.
+        StrategyError: `k` is no whole number of at least 1, `grace_s` no number above 0, or `within` no whole number; or unknown
+            `rows`.
 
     >>> quorum(3).name, quorum(3, grace_s=0.05).name
     ('quorum(3)', 'quorum(3, grace_s=0.05)')
     """
     COUNT.check("quorum", "k", k)
     return Strategy(
-        name=call(quorum, str(k), grace_s=grace_s, within=within),
+        name=call(quorum, str(k), grace_s=grace_s, within=within, rows=rows),
         admit=Fresh(within),
         weigh=Polynomial(0.5),
         gather=Round(k, grace_s),
+        rows=known_as("rows", rows, ROW_STEPS),
         outer=STEPS,
         release=AfterFold(),
     )

@@ -12,14 +12,14 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
-from plesio.protocol.worker import LeaseReply
+from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
 from plesio.worker.data.use import DataUse
-from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.warn import warn
 
@@ -33,7 +33,7 @@ class LeasedClients:
 
     _clients: Clients
     _context: WorkerContext
-    _exchange: ServerExchange
+    _exchange: ClientExchange
     _used: DataUse
     _model: nn.Module
     _begins: Callable[[int], None]
@@ -118,7 +118,7 @@ class LeasedClients:
             )
 
     def _lease(self, round: int, most: int) -> LeaseReply:
-        reply = self._context.lease(round, self._places, most, 0, self._digest)
+        reply = self._context.lease(LeaseRequest(round, self._places, most, 0, self._digest))
         self._over = self._context.state.stopped or reply.stop
         self._forget_lost()
         if self._exchange.in_rounds:  # nobody is given clients of a round to come

@@ -19,7 +19,6 @@ data, as for `update_bn` or the accuracy on the training set. Nothing is leased 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any
 import torch
 
 from plesio.errors import ConfigurationError
-from plesio.protocol.worker import LeaseReply
+from plesio.worker.data.asking import Asking, Lessor
 from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import Order, size_of
 from plesio.worker.data.own_order import OwnOrder
@@ -38,10 +37,6 @@ from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 
 LOST = -1  # in place of the size of a batch that is being made, and was lost meanwhile
-LEASE_MAX = 8  # the most batches of one lease; less in a short epoch, so that its end is shared out evenly
-
-Lease = Callable[[int, int, int, int, int], LeaseReply]
-"""(epoch, total batches, most, unused, digest) -> the server's reply."""
 
 
 @dataclass(eq=False, repr=False)
@@ -54,7 +49,7 @@ class LeasedLoader(StandIn):
     """
 
     _theirs: Any
-    _lease: Lease
+    _lessor: Lessor
     _state: WorkerState
     _workers: int
     _used: DataUse
@@ -78,14 +73,15 @@ class LeasedLoader(StandIn):
                 "the loader is empty: no batch in an epoch; give it data, or a batch_size no larger than the data "
                 "where drop_last=True"
             )
-        self._most = max(1, min(LEASE_MAX, self._total // (8 * self._workers)))
+        self._asking = Asking(self._lessor, self._total, self._workers, self._used)
+        self._all_own = False  # the last lease is of this worker's own part, and nothing of the dead
+        self._own = max(1, len(range(self._state.worker, self._total, self._workers)))  # batches an epoch
         self._granted: deque[tuple[int, int]] = deque()  # leased, and not made yet
         self._ahead: deque[int] = deque()  # sizes of those being made
         self._leased = 0  # with the last lease
         self._through = 0  # no batch of an epoch before this one is left, or comes back
         self._unused = self._losses = 0
-        self.progress = 0.0
-        """How far the run was through the data, in epochs, when this worker asked for its last lease."""
+        self._told = 0.0  # how far the run was through the data, in epochs, when this worker asked for its last lease
         self.through: list[Callable[[], None]] = []  # what is called when an iteration has ended
         self._first = True
         self._shown = self._shown_samples = 0  # batches given out since the iteration began,
@@ -160,14 +156,24 @@ class LeasedLoader(StandIn):
         """How many batches the run has used up, as a script on its own would count them."""
         if self._lone:
             return self.read
-        here = self._leased - len(self._granted) - len(self._ahead)  # and about as many on each of the others
-        used = round(self.progress * self._total) + here * self._workers
+        used = round(self._told * self._total) + self._here * self._workers  # about as many on each of the others
         return max(0, min(used, self.epochs * self._total))
+
+    @property
+    def progress(self) -> float:
+        """How far the run was through the data, in epochs, when this worker asked for its last lease. If each has its own part:
+        how far it was through that when it took its last batch."""
+        return self._told + (max(0, self._here - 1) / self._own if self._all_own else 0.0)
+
+    @property
+    def _here(self) -> int:
+        """How many batches of the last lease are given out."""
+        return self._leased - len(self._granted) - len(self._ahead)
 
     def find_out(self) -> float:
         """Ask how far the run is; without any data."""
-        self.progress = self._lease(0, self._total, 0, 0, 0).epoch
-        return self.progress
+        self._told, self._leased = self._asking.find_out(), 0
+        return self._told
 
     def drawn(self) -> None:
         """All batches of the pass are given out, and the loop may not ask for more: a lone worker's sampler comes to its end."""
@@ -179,6 +185,11 @@ class LeasedLoader(StandIn):
         self._unused += len(self._granted) + len(self._ahead) - self._ahead.count(LOST)
         self._granted.clear()
         self._ahead.clear()
+        (count, samples), self._used.read_ahead = self._used.read_ahead, (0, 0)
+        if count and self._open:  # the loop was left before it got that one
+            self._unused += count
+            self._used.batches, self._used.samples = self._used.batches + count, self._used.samples + samples
+            self._show(-count, -samples)
         if self._open and not (self._shown and self._trained()):
             self._unused += self._shown
             self._show(-self._shown, -self._shown_samples)
@@ -190,7 +201,9 @@ class LeasedLoader(StandIn):
         """What was leased before the worker lost its seat is others' now."""
         if self._losses != self._used.losses:
             self._losses = self._used.losses
+            self._asking.forget()
             self._granted.clear()
+            self._leased = 0
             self._ahead = deque([LOST] * len(self._ahead))
             self._shown = self._shown_samples = self.read = 0
             self._first, self._through = True, 0
@@ -212,16 +225,19 @@ class LeasedLoader(StandIn):
         self._forget_lost()
         if not self._granted and (self._unused or epoch >= self._through):
             unused, self._unused = self._unused, 0
-            asked_s = time.monotonic()
-            reply = self._lease(epoch, self._total, self._most, unused, self._order.digest(epoch))
-            self._used.waited_s += time.monotonic() - asked_s
+            reply = self._asking.more(epoch, unused, self._order.digest(epoch))
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
-            self.progress, self._through = reply.epoch, reply.through
+            self._told, self._through = reply.epoch, reply.through
             self._leased = len(reply.batches)
+            self._all_own = self._lessor.in_parts and all(
+                number % self._workers == self._state.worker for _, number in reply.batches
+            )
             if reply.batches and self._first:
                 self._first = False
                 self._begins()
+        if self._lessor.away and self._granted:
+            self._asking.ahead(epoch, len(self._granted))
         if not self._used.batches:
             self._state.reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)

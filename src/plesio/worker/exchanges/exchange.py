@@ -16,6 +16,7 @@ from plesio.transport.ring import Ring, Shown
 from plesio.worker.data.use import DataUse
 from plesio.worker.pacer import Timer
 from plesio.worker.replicas.replica import Replica
+from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
 
@@ -49,6 +50,8 @@ class Exchange:
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
         private: whether what leaves this worker is noised.
+        late: whether the worker goes on while an answer travels.
+        rows: the model's tables, if it has any.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
         any_optimizer: whether optimizers that were not prepared may step, too.
         stepping: whether a step is under way.
@@ -70,9 +73,11 @@ class Exchange:
     by_client = False
     shares_parameters = False
     private = False
+    late = False
     any_optimizer = False
     stepping = False
     lets_writes_go = False
+    rows: RowExchange | None = field(default=None, init=False)
     after_step: Applied | None = field(default=None, init=False)
     _part: Optimizer | None = field(default=None, init=False)
     _closure: Callable[[], Any] | None = field(default=None, init=False)

@@ -1,4 +1,13 @@
-"""Through the server: a step of the worker's optimizer sends a contribution and waits for the answer."""
+"""Through the server: a step of the worker's optimizer sends a contribution and waits for the answer.
+
+Where the strategy has it so (`adopt=Rebase()`), the worker does not wait. It goes on from where it is, and takes the answer at
+the end of the first step by which it has come. One contribution is in flight at most: the worker waits if it is to send again
+before that.
+
+    sends 1         takes answer 1        sends 2         takes answer 2
+    |-- step -- step --|-- step -- ... --|-- step -- step --|
+     answer 1 travels                      answer 2 travels
+"""
 
 from __future__ import annotations
 
@@ -8,9 +17,11 @@ from dataclasses import dataclass
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
-from plesio.protocol.worker import Beginning, Contribution, DroppedStep, Farewell, GoOn
+from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.tensors.arena import ALL_PARTS, Kind
+from plesio.tensors.finite import are_finite
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.several import parts_of
 from plesio.tensors.tensor_set import bits
@@ -18,6 +29,7 @@ from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.replicas.own import OwnState
 from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.row_exchange import RowExchange
 from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
 
@@ -35,12 +47,14 @@ class SeatLostError(ServerLostError):
 
 @dataclass(eq=False)
 class ServerExchange(Exchange):
-    """Send a contribution, wait for the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
-    where checkpoints find what this worker holds."""
+    """Send a contribution, take the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
+    where checkpoints find what this worker holds. `goes_on`: whether the worker goes on after the contribution that it is about
+    to send; None: never."""
 
     strategy: Strategy
     every: Every | None = None
     held: Held | None = None
+    goes_on: Callable[[], bool] | None = None
     counts = True
 
     def __post_init__(self) -> None:
@@ -51,17 +65,25 @@ class ServerExchange(Exchange):
         self._proximal = self.strategy.every.proximal
         self.cancels = self.strategy.release.cancel_late
         self.private = self.strategy.send.privacy is not None
+        self.late = self.goes_on is not None
+        self._fragments = self.strategy.send.fragments
+        self._is_usual = not self.late and self._fragments == 1  # then nothing is said aside
         self._number = 0
-        self._steps = self._granted = self._before_client = 0
+        self._steps = self._granted = 0
         self.taken = True  # whether the last contribution counted
-        self.between_clients = False  # `LeasedClients` says so
         self._says_samples = False
         self._finite = True  # the gradients of the contribution under way
-        self._exchanged_s = 0.0
+        self.in_flight = False  # the last contribution, while the worker goes on
+        self._adopted_at = 0  # as in `plesio.core.events.Pushed`
+        self._exchanged_s = self._sent_s = 0.0
         self._sent: Groups | None = None
         self._own = (
             OwnState(self.held, self.state, self.optimizer, self.replica, self.local) if self.held is not None else None
         )
+
+    def has_tables(self, rows: RowExchange) -> None:
+        """The model has some."""
+        self.rows, self._is_usual = rows, False
 
     def begin(self, lost: SeatLostError | None = None) -> None:
         """Go on from the version that the server gives: at the start and, any number of times, when the seat was `lost`."""
@@ -72,7 +94,8 @@ class ServerExchange(Exchange):
         if lost is not None:
             self._drop()
         self.state.resumed(beginning)
-        self._number = 0
+        self.replica.part = ALL_PARTS
+        self._number, self.in_flight = 0, False
         self._next()
         self._go_on(beginning, anew=self._own is None or not self._own.take_up())
         self.pacer.begin()
@@ -81,6 +104,8 @@ class ServerExchange(Exchange):
         """With the seat the step under way is lost, the data, and what an optimizer here holds."""
         self.used.lose()
         self.replica.drop_gradients()
+        if self.rows is not None:
+            self.rows.lose()
         if self.local:
             for part in parts_of(self.optimizer):
                 part.state.clear()
@@ -98,8 +123,12 @@ class ServerExchange(Exchange):
             self.replica.writes.refuse(self.strategy.name, self.lets_writes_go)
         self.state.steps += 1
         self._steps += 1
+        if self.rows is not None:
+            self._finite = self.rows.stepped() and self._finite
         self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
-        if self.cancels and self._called_off():
+        if self.in_flight and self.doorbell.waiting() and not self._take():
+            pass  # the seat is lost, or the run over: there is nothing to send
+        elif self.cancels and self._called_off():
             self.abandon()
         elif not self.by_client and self._every.due(
             self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted
@@ -126,7 +155,7 @@ class ServerExchange(Exchange):
             self.used.samples, self.used.said, self._says_samples = samples, 0, True
             self._steps = self._steps if samples else 0  # no samples are no work
         version = self.state.version
-        self._push()
+        self._push(waits=samples == 0)
         self.pacer.begin()
         if samples == 0 and self.in_rounds and self.taken and not self.state.stopped and self.state.version == version:
             raise ConfigurationError(
@@ -141,48 +170,8 @@ class ServerExchange(Exchange):
         self.pacer.begin()
         return True
 
-    def begin_client(self) -> None:
-        """The model is the version's again, and the optimizer has no state."""
-        self.optimizer.state.clear()
-        self._stepped.begin_client()
-        self.replica.drop_gradients()
-        self._finite, self._before_client = True, self._steps
-        self.between_clients = False
-
-    @property
-    def client_steps(self) -> int:
-        """How many steps the client has taken."""
-        return self._steps - self._before_client
-
-    def end_client(self, samples: int) -> bool:
-        """Keep what a client moved for the round; whether that is finite, and counts."""
-        privacy = self.strategy.send.privacy
-        weight, clip = (samples, None) if privacy is None else (1, privacy.clip)
-        if self._finite and self._stepped.add_client(weight, clip):
-            return True
-        self.leave_out()
-        return False
-
-    def leave_out(self) -> None:
-        """The client counts for nothing."""
-        self._steps = self._before_client
-
-    def end_round(self, release: bool) -> None:
-        """Exchange what the clients moved. Under privacy a round that is a `release` makes a version of noise if nobody moved."""
-        privacy = self.strategy.send.privacy
-        self._stepped.take_clients(None if privacy is None else privacy.per_round)
-        self._finite = True
-        if privacy is not None and release:
-            self._steps = max(1, self._steps)
-        self.contribute()
-
     def _step_here(self) -> None:
         """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
-        if self.between_clients:
-            raise ConfigurationError(
-                "optimizer.step() outside of a client's turn: under ps.Clients a step is of the client that the loop is at; "
-                "step inside `for client in clients:`, before the next one is taken"
-            )
         if self._closure is not None:
             if self._proximal:
                 raise ConfigurationError(
@@ -224,10 +213,15 @@ class ServerExchange(Exchange):
         self._keep_own()
         self.doorbell.send(DroppedStep(batches, cancelled_at, worked_s=self._worked_s()))
         self._next()
-        self._adopt(answer)
+        self._go_on(answer)
         self.pacer.begin()
 
-    def _push(self) -> None:
+    def _push(self, waits: bool = False, whole: bool = False) -> None:
+        """Send what was done since the last time, and take the answer; `waits`: before the worker goes on, in any case; `whole`:
+        of all parts of the model at once."""
+        if self.in_flight and not self._take(wanted=True):
+            return
+        aside = None if self._is_usual else self._said_aside(waits, whole)
         finite = self._finite and self._fill_slot()  # else nothing of it is to be remembered
         batches, samples = self.used()
         self._keep_own()
@@ -246,15 +240,57 @@ class ServerExchange(Exchange):
                 riders=self.state.riders.take(self),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
+                aside=aside,
             )
         )
+        if aside is not None and aside.goes_on:  # from where the worker is, while the answer travels
+            self.in_flight = True
+            self.replica.sent()
+            self._next()
+            self._begin_anew(self._sent_s)
+            return
         try:
-            self._adopt(self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next))
+            answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next)
         except SeatLostError as lost:
             self.begin(lost)
+            return
+        self._go_on(answer, anew=answer.verdict is Verdict.NOT_FINITE)  # so may be what else the worker has
+
+    def _said_aside(self, waits: bool, whole: bool) -> Aside:
+        """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""
+        part = ALL_PARTS
+        if self._fragments > 1 and not whole:  # in a round all have the same version; who is answered alone takes turns
+            part = (self.state.version if self.in_rounds else self.replica.part + 1) % self._fragments
+        self.replica.part = part
+        waits = waits or self.state.version < self.strategy.every.after
+        goes_on = self.goes_on is not None and not waits and self.goes_on()
+        earlier = (whole or not self._steps) and self.replica.has_work(part)
+        rows = self.rows is not None and self.rows.any
+        return Aside(self._adopted_at, goes_on, self.used.waited_s, part, earlier, rows)
+
+    def _take(self, wanted: bool = False) -> bool:
+        """Take the answer to the last contribution, which came or is `wanted` now, and put what was done since on top; whether
+        that is to be sent: not if the seat is lost or the run over."""
+        asked_s = self.pacer.now_s()
+        try:
+            answer = self.doorbell.answer(GoOn, self.timeout_s, self._number - 1, self.state.version)
+        except SeatLostError as lost:
+            self.begin(lost)
+            return False
+        self.used.waited_s += self.pacer.now_s() - asked_s
+        self.in_flight, self._adopted_at = False, self._steps and self._steps + wanted
+        shown = self.doorbell.shown(self.replica.ring)
+        trained = self.replica.arena.of_kind(Kind.TRAINED)
+        if answer.verdict is Verdict.NOT_FINITE and not are_finite(trained):  # nor is what was done since
+            self.replica.adopt(shown, anew=True)
+            self._finite = True
+        else:
+            self.replica.rebase(shown)
+        self._hear(answer)
+        return not self.state.stopped
 
     def _fill_slot(self) -> bool:
-        return not self._steps or self.replica.fill_slot()
+        return not (self._steps or self.replica.has_work(self.replica.part)) or self.replica.fill_slot()
 
     def _keep_own(self) -> None:
         """Leave what this worker holds of its own, for checkpoints."""
@@ -265,13 +301,16 @@ class ServerExchange(Exchange):
         return parts_of(self.optimizer).index(self._part) if self._part is not None else 0
 
     def _worked_s(self) -> float:
-        """The time since the last answer, but for what went by waiting for data: that is exchange."""
-        return max(0.0, self.pacer.now_s() - self._exchanged_s - self.used.waited_s)
+        """The time since the last contribution or its answer until now, when this one is sent, but for what went by waiting."""
+        self._sent_s = self.pacer.now_s()
+        return max(0.0, self._sent_s - self._exchanged_s - self.used.waited_s)
 
     def _next(self) -> None:
         """The next contribution begins. It is seeded while the answer is on its way, for that takes a while."""
         self._number += 1
         self.state.begin(self._number)
+        if self.rows is not None:
+            self.rows.begin(self._number)
 
     def _changed_groups(self) -> bytes:
         """The hyper-parameters, if the user or a scheduler changed them since they were last sent."""
@@ -280,41 +319,50 @@ class ServerExchange(Exchange):
         self._sent = settings_of(self.optimizer)
         return packed(self.optimizer)
 
-    def _adopt(self, answer: GoOn) -> None:
-        self._go_on(answer)
+    def _go_on(self, answer: Beginning | GoOn, anew: bool = False) -> None:
+        self._hear(answer)
+        self._begin_anew(self.pacer.now_s())
+        self.replica.adopt(self.doorbell.shown(self.replica.ring), anew)
+
+    def _begin_anew(self, now_s: float) -> None:
+        """Nothing was done since the last contribution, or the answer to it."""
+        self._exchanged_s, self.used.waited_s = now_s, 0.0
+        self._steps = self._adopted_at = 0
+        self._finite = True
+
+    def _hear(self, answer: Beginning | GoOn) -> None:
+        """The run is at this version, and so much became of the contribution that this answers."""
         state = self.state
+        state.version = answer.version
+        if answer.riders:
+            state.riders.hear(answer.riders)
+        state.stopped = state.stopped or answer.stop
+        self._granted = answer.steps_granted
+        if isinstance(answer, Beginning):
+            return
         state.staleness, self.taken = answer.staleness, answer.verdict is Verdict.TAKEN
+        if self.taken:
+            return
+        state.discarded += 1
         if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # what was sent with it may be lost
-            self.state.riders.lost()
-        if answer.verdict is not Verdict.TAKEN:
-            state.discarded += 1
-        if answer.verdict is Verdict.NOT_FINITE:
+            state.riders.lost()
+        elif answer.verdict is Verdict.NOT_FINITE:
             warn_not_finite(state.worker)
-
-    def _go_on(self, answer: Beginning | GoOn, anew: bool = False) -> None:
-        self._exchanged_s = self.pacer.now_s()
-        self.used.waited_s = 0.0
-        self.replica.adopt(self.doorbell.shown(self.replica.ring), anew)
-        self.state.version = answer.version
-        if answer.riders:
-            self.state.riders.hear(answer.riders)
-        self.state.stopped = self.state.stopped or answer.stop
-        self._steps = 0
-        self._granted = answer.steps_granted
-        self._finite = True
 
     def end(self) -> None:
         """The training function returned: send the local steps that were not sent yet."""
-        if self.local and self._steps and not self.state.stopped:
-            if self._says_samples or (self.by_client and self._number == 1):
+        if self.in_flight:
+            self._take(wanted=True)
+        if self.local and (self._steps or self.replica.has_work()) and not self.state.stopped:
+            if self._steps and (self._says_samples or (self.by_client and self._number == 1)):
                 warn_at_end(
                     f"worker {self.state.worker} did not contribute its last {self._steps} steps before it ended: under "
                     f"{self.strategy.name} a loop over its own data calls worker.contribute(samples=...) once a round; or give "
                     "prepare ps.Clients(...)"
                 )
-            if not self._says_samples:  # else nobody says what they weigh
-                self._push()
+            if not (self._steps and self._says_samples):  # else nobody says what they weigh
+                self._push(waits=True, whole=True)
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
         self.doorbell.send(Farewell())

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from plesio.strategy import Strategy
+from plesio.strategy.answers import Delta
 from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
+from plesio.worker.replicas.parts import PartedReplica
 from plesio.worker.replicas.replica import GradientReplica, Replica
 
 
@@ -15,6 +17,8 @@ def replica_for(strategy: Strategy) -> Callable[..., Replica]:
     if strategy.adopt.blends:
         return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
     if strategy.send.differs:
-        private = strategy.send.privacy is not None
-        return partial(DeltaReplica, codec=strategy.send.codec, feedback=strategy.send.feedback, private=private)  # type: ignore[union-attr]
+        send: Delta = strategy.send  # type: ignore[assignment]
+        private = send.privacy is not None
+        kind = DeltaReplica if send.fragments == 1 else PartedReplica
+        return partial(kind, codec=send.codec, feedback=send.feedback, private=private)
     return ParameterReplica if strategy.send.stepped else GradientReplica

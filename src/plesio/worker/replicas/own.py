@@ -79,26 +79,26 @@ class OwnState:
                 f"{', '.join(self._kinds)}; prepare the same, or begin a new run and load weights.safetensors in the training "
                 "function"
             )
-        parameters = self._parameters()
+        parameters = self._replica.tensors
         for key, state in saved["optimizer"].items():
             if isinstance(key, int):
                 self._optimizer.state[parameters[key]] = _beside(parameters[key], state)
             else:
                 self._optimizer.state[key] = state
-        self._replica.take_up(saved["replica"])
         if self._draws is not None and "draws" in saved:
             self._draws.take_up(saved["draws"])
+        if saved["replica"] is None:  # it is of another strategy
+            return False
+        self._replica.take_up(saved["replica"])
         return self._steps
 
     @property
     def _kinds(self) -> list[str]:
         return [type(one).__name__ for one in parts_of(self._optimizer)]
 
-    def _parameters(self) -> list[torch.Tensor]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]
-
     def _state(self) -> dict[Any, Any]:
-        places: dict[int, Any] = {id(one): place for place, one in enumerate(self._parameters())}
+        """By the number of the tensor in the model."""
+        places: dict[int, Any] = {id(one): place for place, one in enumerate(self._replica.tensors)}
         own = self._optimizer.state if self._steps else {}
         return {places.get(id(key), key): state for key, state in own.items()}
 

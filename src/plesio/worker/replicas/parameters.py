@@ -12,6 +12,8 @@ from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.finite import are_finite
 from plesio.tensors.mean import Accumulator
 from plesio.tensors.packing import Packing
+from plesio.tensors.rebasing import rebase
+from plesio.tensors.tensor_set import members_of
 from plesio.transport.ring import Shown
 from plesio.worker.replicas.replica import Replica
 
@@ -20,19 +22,41 @@ CLIENTS = 1 << 10
 
 
 class ParameterReplica(Replica):
-    """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean."""
+    """This worker owns its parameters between exchanges and sends them. Of several clients it sends the mean.
+
+    One that goes on while its answer travels (`late`) keeps a copy of what it began from. That is the last version, or while an
+    answer travels what it sent.
+    """
+
+    _alpha = 1.0
 
     def _get_ready(self) -> None:
-        self._start = self.ring.first.read  # what it began from
+        self._start = Arena.private(self.layout) if self._late else self.ring.first.read
         self._clients: Accumulator | None = None
         self._weight = 0.0  # of what was added
 
     def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         super().adopt(shown)
-        self._start = shown.read
+        if self._late:
+            self._start.copy_from(shown.read)
+        else:
+            self._start = shown.read
         self._weight = 0.0
         if self._clients is not None:
             self._clients.empty()
+
+    def sent(self) -> None:
+        self._start.copy_from(self.arena, Kind.TRAINED, part=self.part)
+        self.missing = 0
+
+    def rebase(self, shown: Shown[Arena]) -> None:
+        """Buffers are the version's: what is counted in them since is no difference."""
+        self.bring_back()
+        self.writes.adopted(shown.made)
+        version = shown.read.of_kind(Kind.TRAINED, part=self.part)
+        for (mine, start), theirs in zip(self._pairs(), version, strict=True):
+            rebase(mine, start, theirs, self._alpha)
+        self.arena.copy_from(shown.read, Kind.BUFFER)
 
     def begin_client(self) -> None:
         """Parameters and buffers are those of the version again."""
@@ -70,8 +94,9 @@ class ParameterReplica(Replica):
         self.arena.copy_from(mean, Kind.BUFFER)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each trained tensor, and what it began from."""
-        return zip(self.arena.of_kind(Kind.TRAINED), self._start.of_kind(Kind.TRAINED), strict=True)
+        """Each trained tensor of the part, and what it began from."""
+        mine, start = (arena.of_kind(Kind.TRAINED, part=self.part) for arena in (self.arena, self._start))
+        return zip(mine, start, strict=True)
 
     def pull_back(self, strength: float) -> None:
         """Add to each gradient so much of how far its parameter is from where it began."""
@@ -132,17 +157,19 @@ class DeltaReplica(ParameterReplica):
     def fill_slot(self) -> bool:
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
         self.check()
-        start = self._start
-        self.absent = 0 if self._private else sum(1 << index for index in self._trained if self._unmoved(index))
+        start, part, outside = self._start, self.part, self.layout.outside(self.part)
+        unmoved = () if self._private else [index for index in self._trained if self._unmoved(index)]
+        self.absent = outside | sum(1 << index for index in unmoved)
         if self._packing is not None:
-            finite = are_finite(self.arena.of_kind(Kind.TRAINED))
+            finite = are_finite(self.arena.of_kind(Kind.TRAINED, part=part))
             if finite:  # else it does not count, and is not to be remembered
-                self._packing.pack(start, self.arena, self._sent, self._held)
+                self._packing.pack(start, self.arena, self._sent, self._held, part)
             return finite
-        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        for sent, before in zip(self._sent.of_kind(Kind.TRAINED), start.of_kind(Kind.TRAINED), strict=True):
+        self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER, part=part)
+        both = (arena.of_kind(Kind.TRAINED, part=part) for arena in (self._sent, start))
+        for sent, before in zip(*both, strict=True):
             torch.sub(before, sent, out=sent)
-        return self._is_finite()
+        return self._is_finite(self.layout.lacking(outside))
 
     def _unmoved(self, index: int) -> bool:
         """Whether there is nothing to send of a tensor: no gradient, and nothing that packing left out before."""
@@ -155,3 +182,11 @@ class DeltaReplica(ParameterReplica):
     def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         super().adopt(shown)
         self._had: set[int] = set()
+
+    def sent(self) -> None:
+        super().sent()
+        self._had = self._had_outside(self.part)
+
+    def _had_outside(self, part: int) -> set[int]:
+        """The tensors of other parts that had a gradient since these were exchanged."""
+        return self._had.intersection(members_of(self.layout.outside(part)))

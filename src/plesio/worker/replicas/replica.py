@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
-from plesio.tensors.arena import CPU, Arena, Kind, Layout
+from plesio.tensors.arena import ALL_PARTS, CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite
 from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.rows import Rows, put
@@ -29,7 +29,8 @@ IN_PLACE_MEAN_BYTES = 1 << 16
 
 
 class Replica:
-    """A model's tensors over an arena of this process; `ModelMismatchError` if the loop gives one other memory or shape.
+    """A model's tensors over an arena of this process; `ModelMismatchError` if the loop gives one other memory or shape. `late`:
+    its worker goes on while an answer comes.
 
     It reads parameters in place where the ring allows that.
 
@@ -43,6 +44,8 @@ class Replica:
     """
 
     copies: tuple[Kind, ...] = tuple(Kind)
+    part = ALL_PARTS
+    """Which part of the model the contribution under way is of, and its answer."""
 
     def __init__(
         self,
@@ -51,12 +54,15 @@ class Replica:
         tensors: Sequence[torch.Tensor],
         ring: Ring[Arena],
         slot: Arena,
+        late: bool = False,
     ) -> None:
-        self.layout = layout
+        self.layout, self._late = layout, late
         self.tensors = tuple(tensors)
         self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring.first.read
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
+        overwritten = late and len(ring.buffers) == 1  # while the version before is still computed from
+        self._made = Arena.private(layout) if overwritten else None
         self.writes = Writes(model, layout, self.tensors, ring.seen)
         self.ring = ring
         self._sent = slot
@@ -132,10 +138,23 @@ class Replica:
 
     def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         """Go on from this version; `anew`: and from nothing that this worker had."""
-        self.writes.adopted(shown.made)
+        if self._made is not None:
+            self._made.copy_from(shown.made)
+        self.writes.adopted(self._made or shown.made)
         self.arena.copy_from(shown.read, *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0
+
+    def has_work(self, part: int = ALL_PARTS) -> bool:
+        """Whether steps that others contributions counted moved this part, and it was not sent since."""
+        return False
+
+    def sent(self) -> None:
+        """The worker goes on from here, while the answer to what it sent travels."""
+
+    def rebase(self, shown: Shown[Arena]) -> None:
+        """Take this version, and put what was done since `sent` on top."""
+        self.adopt(shown, anew=False)
 
     def own(self) -> dict[str, torch.Tensor]:
         """What this worker alone has, by name, beside its optimizer's state."""
@@ -155,7 +174,8 @@ class GradientReplica(Replica):
 
     It reads large models in place, from the version it pins, through a view that keeps its own writes from the others. It
     copies small ones, which is cheaper than to redirect many tensors. Gradients are copied to the slot once, and `.grad` stays
-    there: what is clipped or accumulated later is what is sent.
+    there: what is clipped or accumulated later is what is sent. One that computes ahead (`late`) leaves `.grad` where it is: it
+    computes the next gradient while the last one still lies in the slot.
     """
 
     def _get_ready(self) -> None:
@@ -181,7 +201,7 @@ class GradientReplica(Replica):
             if gradient is None:
                 self.missing += index in self._turn
                 self.absent |= 1 << index
-            elif len(self._turn) < len(self._trained):  # another's step is not to find its gradients in the slot
+            elif self._late or len(self._turn) < len(self._trained):  # nor are another's gradients to be found there
                 self._slot.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
                 view = self._slot.views[index]
@@ -262,9 +282,9 @@ def reads_in_place(strategy: Strategy, layout: Layout, model: nn.Module) -> bool
     """Whether a worker should read this model's parameters where they lie.
 
     A module that writes into its parameters in the forward pass rules it out: to drop that each time costs more than a copy.
-    So does a device of its own.
+    So do a device of its own, and an answer that comes while the version before is read.
     """
-    if strategy.send.stepped or device_of(model) != CPU or self_limiting(model):
+    if strategy.send.stepped or strategy.adopt.late or device_of(model) != CPU or self_limiting(model):
         return False
     sizes = [spec.numel * spec.torch_dtype.itemsize for spec in layout.specs if spec.kind.moves]
     return sum(sizes) >= max(IN_PLACE_BYTES, IN_PLACE_MEAN_BYTES * len(sizes))

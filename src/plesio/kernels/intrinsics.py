@@ -1,4 +1,4 @@
-"""Instructions that Numba has no name for: a prefetch, atomic addition and reading, and giving the core away.
+"""Instructions that Numba has no name for: a prefetch, atomic addition and reading, a fused addition, giving the core away.
 
 `prefetch` asks for a cache line that will be needed soon; it pays only where the model is larger than the last-level
 cache. `fetch_add` is how threads take the next chunk of work from one shared counter without a lock and without the
@@ -90,6 +90,18 @@ def _load(typingctx, array, index):
     return types.int64(array, index), generate
 
 
+def _fused(typingctx, one, other, addend):
+    """one * other + addend of three float32, rounded once."""
+    if not one == other == addend == types.float32:
+        return None
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32"), args)
+
+    return types.float32(one, other, addend), generate
+
+
 def _give_way(typingctx):
     """Let another thread have this core, if one waits for it (POSIX sched_yield)."""
 
@@ -106,6 +118,7 @@ prefetch: Any = intrinsic(_prefetch)
 fetch_add: Any = intrinsic(_fetch_add)
 settle: Any = intrinsic(_settle)
 load: Any = intrinsic(_load)
+fused: Any = intrinsic(_fused)
 give_way: Any = intrinsic(_give_way)
 
 

@@ -1,0 +1,101 @@
+"""A run that goes on from a checkpoint of another strategy, or of other workers: what is refused, and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from plesio.config import RunConfig
+from plesio.errors import CheckpointError
+from plesio.protocol.journal import BEGINS
+from plesio.server.checkpoints import Manifest, Saved
+from plesio.strategy import Strategy
+from plesio.tensors.outer_optimizer import kind_of
+
+DRAWN_ANEW = (
+    "one worker draws the order of its data as the script does, several draw it together: where that is shuffled, some samples "
+    "of the epoch under way may come twice, and others not"
+)
+
+
+class Change(NamedTuple):
+    """What is other now in `words`, with the state that does not go on: `loses` says whether any does not. `begins`: where the
+    new journal does."""
+
+    words: str
+    loses: bool
+    begins: str
+
+
+def change_of(saved: Saved, now: RunConfig) -> Change | None:
+    """What is other now than in the run of that checkpoint; None if nothing is.
+
+    Raises:
+        CheckpointError: so much that the run cannot go on.
+    """
+    manifest = saved.manifest
+    was = Strategy.from_data(manifest.strategy, manifest.fields)
+    if why := _refused(manifest, was, now):
+        raise CheckpointError(
+            f"{saved.path} is of a run with {why}; resume with the same, or begin a new run and load weights.safetensors in "
+            "the training function"
+        )
+    had = _words(was, manifest.workers, len(manifest.progress))
+    has = _words(now.strategy, now.workers, now.seats)
+    if was == now.strategy and had == has:
+        return None
+    other = [(now, then) for now, then in zip(has, had, strict=True) if now != then]
+    words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
+    lost = [*_lost(saved, was, now)]
+    begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"
+    return Change("; ".join([words, *lost]), bool(lost), begins)
+
+
+def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
+    most = f" (at most {seats})" if seats > workers else ""
+    return f"under {strategy.name}", f"with {workers} worker{'' if workers == 1 else 's'}{most}"
+
+
+def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
+    """What that run had that cannot be otherwise now, in words; empty if all can."""
+    now = config.strategy
+    if config.seeded != manifest.seed:
+        return f"seed={manifest.seed}, this one has seed={config.seeded}"
+    if was.send.privacy != now.send.privacy:
+        return f"strategy={was.name}, and what that spent of its privacy does not count under {now.name}"
+    clients = [(one.every.by_client, one.every.by_client and one.gather.in_rounds) for one in (was, now)]
+    if clients[0] != clients[1]:
+        return f"strategy={was.name}, which counts clients, rounds or batches otherwise than {now.name}"
+    return ""
+
+
+def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
+    """Which state does not go on as it was, and why (`plesio.memory.taking_over`)."""
+    manifest, now = saved.manifest, config.strategy
+    numbers, data = manifest.numbers, manifest.order.leases
+    kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
+    outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
+    if kept and outer and outer != instead:
+        yield f"the state of the outer {outer} ({kept}) is dropped, for {now.name} has {instead or 'none'}"
+    if "look-ahead" in numbers and manifest.workers > 1:
+        yield "each worker had a momentum of its own: their mean goes on"
+    if "correction" in numbers and was.correct != now.correct:
+        yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
+    if was.send.stepped and not was.every.by_client:
+        yield from _lost_of_workers(saved.holders, config)
+    if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
+        what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
+        yield f"{what} dropped, for {now.name} sends or takes back otherwise"
+    if (len(manifest.progress) == 1) != (config.seats == 1) and (any(data.waiting) or data.returned):
+        yield DRAWN_ANEW
+
+
+def _lost_of_workers(holders: list[int], config: RunConfig) -> Iterator[str]:
+    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`."""
+    each = config.strategy.send.stepped
+    dropped = [str(worker) for place, worker in enumerate(holders) if (worker >= config.seats if each else place)]
+    if dropped:
+        why = f"there are {config.seats} now" if each else f"that of worker {holders[0]} is everybody's now"
+        yield f"the state of the optimizer of worker {', '.join(dropped)} is dropped, for {why}"
+    if not (holders or each):
+        yield "the state of the workers' optimizers is dropped, for the checkpoint does not hold it"

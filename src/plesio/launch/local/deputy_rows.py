@@ -1,0 +1,99 @@
+"""The rows that a worker of another host asks its deputy for.
+
+The deputy receives keys and gradients straight into the worker's place, which it shares with the server. It sends values straight
+from there. While the worker computes contribution N, it may ask:
+
+| it asks                | when                                                      | and is sent                        |
+| ---------------------- | --------------------------------------------------------- | ---------------------------------- |
+| for N, or (0) to read  | when its last request is answered                         | RowsServed, with values            |
+| ahead, for N + 1       | once, when it has the answer to N - 1                     | nothing                            |
+| ahead, nothing wanted  | when it begins with what it asked for ahead               | RowsServed, when they are there    |
+
+So values never travel unasked: both sides might send then, and neither read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plesio.protocol.coding import ProtocolError
+from plesio.protocol.worker import RowsRequest
+from plesio.transport.row_payloads import RowPayloads
+from plesio.transport.row_slots import MOST, RowSlots
+
+
+class DeputyRows(RowPayloads):
+    """Those of one worker."""
+
+    def __init__(self, slots: Sequence[RowSlots], reader: int) -> None:
+        super().__init__(slots, reader)
+        self._asked: RowsRequest | None = None
+        self._ahead: RowsRequest | None = None
+        self._fetched = self._came = False  # what was asked for ahead: by the worker; from the server
+
+    def may_ask(self, request: RowsRequest, following: int, answers: int) -> bool:
+        """Whether it may, whose contribution `following` is its next, after so many answers."""
+        number, ahead = request.number, self._ahead
+        if request.ahead and not request.wanted:
+            return ahead is not None and ahead.number == number == following and not self._fetched
+        if not self._has_room(request):
+            return False
+        if request.ahead:
+            return ahead is None and number == following + 1 and following <= answers
+        return self._asked is None and number in (0, following) and self.may_send(number)
+
+    def may_send(self, number: int) -> bool:
+        """Whether nothing that was asked for contribution `number` is still to come."""
+        return all(one is None or one.number != number for one in (self._asked, self._ahead))
+
+    def _has_room(self, request: RowsRequest) -> bool:
+        """Whether these rows are behind those before, and fit in."""
+        before = self.counts(request.number)
+        return len(before) == len(request.wanted) and all(
+            not count or (at == begin and at + count <= MOST)
+            for begin, (at, count) in zip(before, request.wanted, strict=True)
+        )
+
+    def check_keys(self, request: RowsRequest) -> None:
+        """Raise `ProtocolError` if a key came twice: its row would step twice."""
+        for one in self.laid(request.number, [(0, count and at + count) for at, count in request.wanted]):
+            keys = np.sort(one.keys)
+            if (keys[1:] == keys[:-1]).any():
+                raise ProtocolError("it asked for a row twice")
+
+    def note(self, request: RowsRequest) -> None:
+        """It has asked."""
+        if request.wanted:
+            self.asked(request)
+        if not request.ahead:
+            self._asked = request
+        elif request.wanted:
+            self._ahead = request
+        else:
+            self._fetched = True
+
+    def just_served(self) -> list[bool]:
+        """What several servers have laid that it was not told of, and whether it asked for that ahead."""
+        waiting = [self._asked, None if self._came else self._ahead]
+        return [
+            one.ahead
+            for one in waiting
+            if one is not None and all(slots.has_served(self._reader, one) for slots in self.slots)
+        ]
+
+    def served(self, ahead: bool) -> None:
+        """Rows lie in the place."""
+        self._came = self._came or ahead
+
+    def due(self, ahead: bool) -> RowsRequest | None:
+        """Those that are to be sent now, if any; `ahead`: of those that were asked for so."""
+        if not ahead:
+            request, self._asked = self._asked, None
+        elif self._fetched and self._came:
+            request, self._ahead = self._ahead, None
+            self._fetched = self._came = False
+        else:
+            request = None
+        return request

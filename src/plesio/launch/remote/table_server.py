@@ -1,0 +1,135 @@
+"""`ps.join_server`: a process on another host holds rows of a run's tables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from plesio.entry import entry
+from plesio.errors import ConfigurationError, ServerLostError, is_own, traceback_of, words_of
+from plesio.launch.local.table_server import TICK_S, TableServer
+from plesio.launch.remote.find import LOOPBACK, host_and_port, token_of
+from plesio.launch.remote.join import REJOIN_S
+from plesio.launch.remote.link import Link, Reseated, RunOver, persist
+from plesio.protocol import remote
+from plesio.protocol import table_server as messages
+from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.launcher import Failed
+from plesio.tables import load_kernels
+from plesio.transport import secure
+from plesio.transport.connect import connect
+from plesio.transport.row_frames import RowFrames
+from plesio.transport.row_slots import RowSlots
+from plesio.transport.wire import Frame, Kind
+
+log = logging.getLogger("plesio")
+decode: Callable[[bytes], messages.ToFarServer] = decoder_of(messages.ToFarServer)
+
+
+class FarTableServer(TableServer):
+    """A table server whose deputy is at the other end of `link`. Its places for rows are its own."""
+
+    _came: messages.ToFarServer  # with the last frame
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(self._send)
+        self._link = link
+        self._frames = RowFrames()
+
+    def serve(self) -> None:
+        """Do what comes, until `RunOver` or `Reseated`."""
+        while True:
+            if self._link.receive(TICK_S, self._place) is not None:
+                self._frames.note(self._came)
+                self._hear(self._came)
+            self._tell()
+
+    def _place(self, frame: Frame) -> list[memoryview]:
+        self._came = decode(frame.body)
+        return self._frames.place(self._came, frame.payload_bytes)
+
+    def _send(self, message: messages.FromFarServer, files: Sequence[int] = ()) -> None:
+        for body, payload in self._frames.frames(message, files):
+            self._link.send(Kind.CHANNEL, body, payload)
+
+    def _hear(self, message: messages.ToFarServer) -> None:
+        match message:
+            case messages.Begin(specs=specs, readers=readers):
+                slots = RowSlots.create(specs, readers)
+                self._frames.begin(slots)
+                self._begin(message, slots)
+            case messages.Lay(reader, request):
+                self._serve(reader, request)
+                self._send(messages.Served())
+            case messages.Ask(what) if what not in messages.RETURNS:
+                raise ProtocolError(f"it asked for {what!r}, which may not be asked between hosts")
+            case messages.Piece():
+                pass  # of the file that the next message needs
+            case _:
+                self._do(message, self._frames.take_files())
+
+
+@entry("argument of ps.join_server", ConfigurationError)
+def join_server(
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    certs: str | Path | None = None,
+    insecure: bool = False,
+    rejoin_s: float = REJOIN_S,
+) -> None:
+    """Hold rows of a run's tables, on another host than the run's head. Returns when the run is over.
+
+    The head waits for it: `plesio serve --servers 3 --servers-join 2`. `plesio join HOST:PORT --server` is the same on the
+    command line. What happens is logged ("plesio", INFO).
+
+    Args:
+        address, token, certs, insecure: as for `ps.join`; without an address PLESIO_JOIN has it.
+        rejoin_s: how long to try again when the head cannot be reached: one that is started again may need this server.
+
+    Raises:
+        ConfigurationError: the run needs no table server, or no more.
+        ServerLostError: the head cannot be reached for `rejoin_s`.
+
+    >>> try:
+    ...     ps.join_server("node1", token="a token of some length")
+    ... except ps.ConfigurationError as error:
+    ...     print(error)
+    address='node1': HOST:PORT was wanted, such as 10.0.0.1:7070
+    """
+    given = address or os.environ.get("PLESIO_JOIN", "")
+    host, port = host_and_port(given.removeprefix("tcp://"), "address=")
+    credentials, secret = (
+        secure.credentials(certs or os.environ.get("PLESIO_CERTS"), insecure, LOOPBACK),
+        token_of(token),
+    )
+    who, version = f"{socket.gethostname()}:{os.getpid()}", importlib.metadata.version("plesio")
+    load_kernels()  # before the run waits for it
+
+    def enter() -> Link:
+        knock = remote.Knock(who, version, holds_rows=True)
+        return Link(lambda ticket: connect(host, port, secret, credentials, ticket), knock, rejoin_s)
+
+    link = persist(enter, lambda: rejoin_s, f"the head at {host}:{port}")
+    try:
+        while True:
+            log.info("table server %d of the run at %s:%d", link.seated.worker, host, port)
+            with suppress(Reseated):  # the head is another
+                FarTableServer(link).serve()
+    except RunOver:
+        log.info("the run is over")
+    except ServerLostError:
+        raise
+    except Exception as error:
+        link.hasten()
+        link.part(
+            Kind.LAUNCHER, encode(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
+        )
+        raise
+    finally:
+        link.close()

@@ -1,0 +1,128 @@
+"""Going on from what a checkpoint of another strategy keeps: the state of the user's optimizer goes to where that steps now.
+
+| it stepped     | and now steps at the server                  | and now steps in the workers           |
+| -------------- | -------------------------------------------- | -------------------------------------- |
+| at the server  | as it was; of the workers' momenta, the mean | each worker begins with a copy of it   |
+| in the workers | that of the lowest worker                    | each worker goes on with its own       |
+
+The state of an outer optimizer goes on where the new one is of the same class, and that of a correction where it is the same one.
+What else a worker held (what packing left out) goes on where it sends and takes back in the same way.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from plesio.errors import CheckpointError
+from plesio.memory.blocks import Blocks
+from plesio.memory.folder import Folder
+from plesio.memory.port import Kept
+from plesio.strategy import Strategy
+from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.carrying import Carried, Held, from_plain
+from plesio.tensors.cut import cut
+
+Own = dict[str, Any]
+"""As in a worker's file (`plesio.worker.replicas.own`): the `kinds` of its optimizers, their state by the tensor's number."""
+
+
+def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict[int, bytes]:
+    """Have `folder` go on from what was kept under the strategy `was`; what each worker begins with."""
+    now = blocks.strategy
+    at_server = _at_server(kept, Layout(cut(blocks.model.specs, was.send.fragments)))
+    lowest = _loaded(kept.own[min(kept.own)]) if kept.own else None
+    of_user = at_server if was.steps_at_server else lowest
+    given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
+    kinds = [spec.kind.__name__ for spec in blocks.specs]
+    if given is not None and given["kinds"] == kinds:
+        _give(blocks, folder, given["optimizer"])
+    elif given is not None and now.steps_at_server:
+        raise CheckpointError(
+            f"the checkpoint holds the state of {', '.join(given['kinds'])}, and this run prepared {', '.join(kinds)}; prepare "
+            "the same, or begin a new run and load weights.safetensors in the training function"
+        )
+    if was.correct == now.correct and "correction" in kept.numbers:
+        folder.go_on("correction", kept.numbers["correction"], kept.tensors)
+    common = of_user if was.steps_at_server or was.outer.in_worker or now.outer.in_worker else None
+    return _for_workers(blocks, kept.own, common, (was.send, was.adopt) == (now.send, now.adopt))
+
+
+def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:
+    """What each worker begins with: the state of its `own` optimizer, or the one that all have in `common`; what else it held,
+    if it sends and takes back `alike`."""
+    begun: dict[int, bytes] = {}
+    of_all = b""
+    for worker in range(blocks.seats):
+        mine = _loaded(own[worker]) if worker in own else None
+        if (state := common or mine) is None:
+            continue
+        optimizer = {} if blocks.strategy.steps_at_server else state["optimizer"]
+        steps = {
+            "kinds": state["kinds"],
+            "optimizer": optimizer,
+            "replica": mine["replica"] if mine and alike else None,
+        }
+        if mine is None:
+            of_all = begun[worker] = of_all or _saved(steps)
+        else:
+            begun[worker] = _saved({**mine, **steps})
+    return begun
+
+
+def _at_server(kept: Kept, layout: Layout) -> Own | None:
+    """The state of the optimizer that stepped at the server, as a worker would hold it; None if there was none."""
+    numbers = kept.numbers.get("optimizer")
+    if numbers is None:
+        return None
+    known = {key for keys in numbers["whole"] for key in keys}
+    views = {key: Arena(layout, kept.tensors[f"optimizer {key}"]).views for key in known}
+    ahead = kept.numbers.get("look-ahead")
+    momenta = _mean_momentum(kept, layout).views if ahead is not None else ()
+    states: dict[int, dict[str, Any]] = {}
+    for position, tensors in enumerate(numbers["tensors"]):
+        for one in tensors:
+            state = {key: views[key][one] for key in numbers["whole"][position]}
+            for key, value in numbers["rest"][position].items():
+                state[key] = kept.tensors.get(f"optimizer {key} of {position}", from_plain(value))
+            if swapped := numbers["swapped"][position]:
+                state[swapped] = momenta[one]
+            if ahead is not None and swapped == "exp_avg":
+                state["step"] = state["step"] / ahead["workers"]
+            states[one] = state
+    return {"kinds": [one.rpartition(".")[2] for one in numbers["kind"].split(", ")], "optimizer": states}
+
+
+def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
+    """Of the workers that had one: that of a worker that left is zeros."""
+    mean = Arena(layout, kept.tensors["sum of momenta"])
+    those = [bool(one.any()) for key, one in kept.tensors.items() if key.startswith("momentum ")]
+    for flat in mean.of_kind(Kind.TRAINED):
+        flat /= max(1, sum(those))
+    return mean
+
+
+def _give(blocks: Blocks, folder: Folder, states: Mapping[int, dict[str, Any]]) -> None:
+    """The optimizer at the server begins with these."""
+    held = tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(blocks.ring[0].views))
+    carried = Carried(held)
+    _, arenas = blocks.lent(len(carried.keys), "the optimizer's state")
+    for key, arena in zip(carried.keys, arenas, strict=True):
+        for place, one in enumerate(held):
+            if key in one.whole:
+                arena.views[place].copy_(states[place][key])
+    folder.begin_from(carried, arenas)
+
+
+def _loaded(data: bytes) -> Own:
+    own: Own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return own
+
+
+def _saved(own: Own) -> bytes:
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
