@@ -25,7 +25,7 @@ _begun: list[torch.library.Library] = []
 def _copy(keys: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copies from the device into a CPU tensor, which it lacks. (Without gradients.)"""
     if to.device.type == "cpu" and source.device.type == "lazy":
-        return to.copy_(source.cpu())
+        return to.copy_(source.to("cpu", non_blocking=non_blocking))
     below = keys & torch._C._after_autograd_keyset
     copied: torch.Tensor = torch.ops.aten.copy_.default.redispatch(below, to, source, non_blocking)
     return copied
