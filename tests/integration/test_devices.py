@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,13 +215,16 @@ def test_a_model_on_two_devices_is_refused() -> None:
         ps.run(spread, "sync_sgd", workers=1, timeout_s=60.0)
 
 
-def test_a_devices_generator_is_seeded_for_each_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+def test_the_generator_of_the_models_own_device_is_seeded_for_each_contribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(seeds.append(device)))
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
     monkeypatch.setattr(seeding, "_devices", {})
     seeding.seed_device(torch.device("cpu"))
     seeding.seed_step(0, 1, 2)
     assert not seeds
     seeding.seed_device(torch.device("cuda", 1))
     seeding.seed_step(0, 1, 2)
-    assert seeds == [seeding.step_seed(0, 1, 2)]
+    assert seeds == [torch.device("cuda", 1), seeding.step_seed(0, 1, 2)]

@@ -23,7 +23,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated
 from plesio.strategy.recipes.asynchronous import async_sgd, buffered
 from plesio.tensors.arena import ALIGNMENT, Arena, Kind, Layout, TensorSpec
-from plesio.tensors.finite import PIECE, FiniteCheck, is_finite
+from plesio.tensors.finite import PIECE, FiniteCheck, finite_flag, is_finite, zero_unless
 from plesio.tensors.mean import Accumulator, blend_buffers, mean_into
 from plesio.tensors.model import describe, dump_structure, load_structure
 from plesio.tensors.operands import SMALL
@@ -311,6 +311,33 @@ def test_large_finite_numbers_are_finite() -> None:
     assert is_finite(torch.full((100,), 3e38))
     assert FiniteCheck([torch.full((100,), 3e38), torch.full((100,), 1e300, dtype=torch.float64)])()
     assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sum_of_half_numbers_is_taken_in_single_precision(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16 it would be infinite, and each test an exact one."""
+    monkeypatch.delattr(torch, "isfinite")
+    assert is_finite(torch.full((90_000,), 2.0, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_tensors_are_made_zeros_by_a_flag_where_one_is_not_finite(dtype: torch.dtype, bad: float) -> None:
+    """Of two dtypes, one empty, one transposed; large numbers are finite."""
+    largest = torch.finfo(dtype).max
+    tensors = [torch.full((50, 2), largest, dtype=dtype).t(), torch.ones(3), torch.empty(0, dtype=dtype)]
+    before = [one.clone() for one in tensors]
+    flag = finite_flag(tensors)
+    zero_unless(flag, tensors)
+    assert bool(flag)
+    assert all(map(torch.equal, tensors, before))
+    tensors[0][1, 7] = bad
+    flag = finite_flag(tensors)
+    zero_unless(flag, tensors)
+    assert not flag
+    assert not any(one.any() for one in tensors)
 
 
 def test_a_models_structure_is_pickled_without_its_tensors() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from plesio.core.events import Count
 from plesio.riders.rider import Half, Pushing, Rider
+from plesio.tensors.optimizer_spec import Unwritten, number
 
 Stands = tuple[Count, float]
 """(how often its schedules were called, the learning rate)"""
@@ -48,19 +51,19 @@ class Scheduling(Half):
     def __init__(self) -> None:
         self.calls = 0
         self.rate_before = 0.0
-        self._said = NOWHERE
+        self._said_calls = 0
+        self._said_rate: Any = 0.0
 
     def take(self, pushing: Pushing) -> Stands | None:
         """Where they are, if that is new."""
         rate = pushing.optimizer.param_groups[0].get("lr", 0.0)
-        calls, said = self._said
-        if calls == self.calls and said == rate:
+        if self._said_calls == self.calls and self._said_rate == rate:
             return None
-        self._said = self.calls, float(rate)
-        return self._said
+        self._said_calls, self._said_rate = self.calls, number(rate, Unwritten)
+        return self.calls, float(rate)
 
     def lost(self) -> None:
-        self._said = NOWHERE
+        self._said_calls, self._said_rate = 0, 0.0
 
     def hear(self, value: Stands) -> None:
         self.calls, self.rate_before = value

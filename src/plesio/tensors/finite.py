@@ -1,12 +1,14 @@
 """Whether all numbers are finite: first by a sum, which a NaN or infinity makes non-finite, then exactly if the sum is not.
 
-A sum is 35 times faster than the exact test; large finite numbers can overflow it, hence the second test.
+A sum is 35 times faster than the exact test; large finite numbers can overflow it, hence the second test. Of a device the largest
+magnitudes are taken, in few operations and exactly; the answer stays there until somebody waits for it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 import numpy as np
 import torch
@@ -42,9 +44,43 @@ def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
     >>> are_finite([torch.ones(2), torch.tensor([float("inf")])])
     False
     """
-    if tensors and not tensors[0].is_cpu and isfinite(torch.stack([one.sum().float() for one in tensors]).sum().item()):
-        return True
+    if tensors and not tensors[0].is_cpu:
+        return bool(finite_flag(tensors))
     return all(map(is_finite, tensors))
+
+
+def finite_flag(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The same as a flag on the tensors' device, which need not be waited for.
+
+    >>> finite_flag([torch.ones(2), torch.tensor([float("nan")])])
+    tensor(False)
+    """
+    largest = [norm for alike in _alike(tensors).values() for norm in torch._foreach_norm(alike, inf)]
+    if not largest:
+        return torch.ones((), dtype=torch.bool, device=tensors[0].device)
+    return torch.stack(largest).isfinite().all()
+
+
+@torch.no_grad()
+def zero_unless(flag: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Make all of them zeros where the `flag`, on their device, is not set: by their bits, for a NaN times zero is a NaN.
+
+    >>> numbers = torch.tensor([1.0, float("nan")])
+    >>> zero_unless(torch.tensor(False), [numbers]); numbers
+    tensor([0., 0.])
+    """
+    for dtype, alike in _alike(tensors).items():
+        bits = getattr(torch, f"int{8 * dtype.itemsize}")
+        torch._foreach_mul_([one.view(bits) for one in alike], flag.to(bits))
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, list[torch.Tensor]]:
+    """Those that are not empty, by dtype: torch takes one dtype at once."""
+    alike: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for one in tensors:
+        if one.numel():
+            alike[one.dtype].append(one.detach())
+    return alike
 
 
 def is_finite(numbers: torch.Tensor) -> bool:
@@ -55,4 +91,5 @@ def is_finite(numbers: torch.Tensor) -> bool:
     >>> is_finite(torch.full((4,), 3e38))
     True
     """
-    return isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+    wide = torch.float32 if numbers.dtype in (torch.float16, torch.bfloat16) else None  # a half sum overflows at 65,504
+    return isfinite(numbers.sum(dtype=wide).item()) or bool(torch.isfinite(numbers).all())

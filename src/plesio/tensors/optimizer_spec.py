@@ -10,7 +10,7 @@ import importlib
 import inspect
 import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -222,22 +222,42 @@ def settings_of(optimizer: Optimizer) -> Groups:
     """The parameter groups as they are now: equal to `optimizer.param_groups` until somebody changes a setting.
 
     The list of parameters is compared as the object that it is. A learning rate in a tensor, which may change in place,
-    is kept as a number.
+    is kept as a number; on a device, which would have to be waited for, as `Unwritten`.
     """
     return [
-        {key: value if key == "params" else number(value) for key, value in group.items()}
+        {key: value if key == "params" else number(value, Unwritten) for key, value in group.items()}
         for group in optimizer.param_groups
     ]
 
 
-def number(value: Any) -> Any:
-    """A setting that is held in a tensor or by NumPy, as a number, also within a tuple or list; others as they are.
+class Unwritten:
+    """Equal to a tensor until somebody writes into it.
+
+    >>> rate = torch.tensor(0.1)
+    >>> then = Unwritten(rate)
+    >>> rate == then, rate.fill_(0.2) == then, rate.clone() == then
+    (True, False, False)
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor, tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._tensor and self._tensor._version == self._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def number(value: Any, on_device: Callable[[torch.Tensor], Any] = torch.Tensor.item) -> Any:
+    """A setting that is held in a tensor or by NumPy, as a number, also within a tuple or list; others as they are. `on_device`
+    is what becomes of a tensor that is not on the CPU.
 
     >>> number((np.float64(0.5), torch.tensor(2)))
     (0.5, 2)
     """
     if isinstance(value, (tuple, list)):
-        numbers = map(number, value)
-        return tuple(numbers) if isinstance(value, tuple) else list(numbers)
-    held = isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    return value.item() if held else value
+        numbers = [number(one, on_device) for one in value]
+        return tuple(numbers) if isinstance(value, tuple) else numbers
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item() if value.is_cpu else on_device(value)
+    return value.item() if isinstance(value, np.generic) else value

@@ -22,7 +22,7 @@ class WorkerState:
     """What the worker knows of its place in the run as of its last exchange.
 
     Attributes:
-        loss: the last number that the training function logged as "loss".
+        loss: the last number that the training function logged as "loss"; of a device, the last that was read.
         before: contributions of this worker before the run was resumed.
         steps_before, samples_before, batches_before: local steps in those, samples, and leased batches.
         riders: see `plesio.riders`.

@@ -187,7 +187,8 @@ class LeasedClients:
         if client.failed:
             warn(f"client {client.id}, round {client.round}: {client.failed}; it is left out of the round")
         stale, late = self._context.state.staleness, client.round != self._round
-        told = client.id, client.round, client.samples, seconds, stale, counts, late, client.first, client.last
+        first, last = ({name: float(one) for name, one in by_name.items()} for by_name in (client.first, client.last))
+        told = client.id, client.round, client.samples, seconds, stale, counts, late, first, last
         self._visits.append(Visit(*told))
         if not self._exchange.in_rounds:
             self._tell()

@@ -12,7 +12,7 @@ import torch
 
 from plesio.errors import ConfigurationError, PlesioError, as_utf8, words_of
 from plesio.worker.clients.description import CLIENTS, Clients
-from plesio.worker.metrics import number_of
+from plesio.worker.metrics import Logged, kept
 from plesio.worker.randomness.seeding import step_seed
 
 Pass = Iterator[tuple[Any, Any]]  # indices, and the batch of these
@@ -42,8 +42,8 @@ class Client:
     def __post_init__(self, seed: int) -> None:
         self.failed = ""
         self.over = False
-        self.first: dict[str, float] = {}
-        self.last: dict[str, float] = {}
+        self.first: dict[str, Logged] = {}
+        self.last: dict[str, Logged] = {}
         self._trained, self._rest = self._clients.divided(self.id, seed)
         self.holds_out = len(self._rest)
         self._seed = step_seed(seed, CLIENTS + self.id, self.round)
@@ -114,6 +114,6 @@ class Client:
     def log(self, **metrics: Any) -> None:
         """Record numbers of this client: the first and the last of each name are in the report."""
         for name, value in metrics.items():
-            number = number_of("client.log", name, value)
+            number = kept("client.log", name, value)
             self.first.setdefault(as_utf8(name), number)
             self.last[as_utf8(name)] = number

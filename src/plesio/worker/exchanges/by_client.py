@@ -22,7 +22,7 @@ class ClientExchange(ServerExchange):
         self.optimizer.state.clear()
         self._stepped.begin_client()
         self.replica.drop_gradients()
-        self._finite, self._before_client = True, self._steps
+        self._finite, self.replica.finite, self._before_client = True, None, self._steps
         self.between_clients = False
 
     @property
@@ -34,7 +34,7 @@ class ClientExchange(ServerExchange):
         """Keep what a client moved for the round; whether that is finite, and counts."""
         privacy = self.strategy.send.privacy
         weight, clip = (samples, None) if privacy is None else (1, privacy.clip)
-        if self._finite and self._stepped.add_client(weight, clip):
+        if self._finite and self.replica.stepped_finite() and self._stepped.add_client(weight, clip):
             return True
         self.leave_out()
         return False
@@ -47,7 +47,7 @@ class ClientExchange(ServerExchange):
         """Exchange what the clients moved. Under privacy a round that is a `release` makes a version of noise if nobody moved."""
         privacy = self.strategy.send.privacy
         self._stepped.take_clients(None if privacy is None else privacy.per_round)
-        self._finite = True
+        self._finite, self.replica.finite = True, None
         if privacy is not None and release:
             self._steps = max(1, self._steps)
         self.contribute()

@@ -171,7 +171,8 @@ class ServerExchange(Exchange):
         return True
 
     def _step_here(self) -> None:
-        """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count."""
+        """Step, but not by a NaN, which would stay in the optimizer's state: then this contribution will not count. (On a device,
+        which is not waited for, the step is by zeros.)"""
         if self._closure is not None:
             if self._proximal:
                 raise ConfigurationError(
@@ -179,7 +180,7 @@ class ServerExchange(Exchange):
                 )
             self.move()
             self.replica.note_gradients()
-        elif self.replica.check_gradients():
+        elif self.replica.check_gradients(later=True):
             if self._proximal:
                 self._stepped.pull_back(self._proximal)
             self.move()
@@ -283,7 +284,7 @@ class ServerExchange(Exchange):
         trained = self.replica.arena.of_kind(Kind.TRAINED)
         if answer.verdict is Verdict.NOT_FINITE and not are_finite(trained):  # nor is what was done since
             self.replica.adopt(shown, anew=True)
-            self._finite = True
+            self._finite, self.replica.finite = True, None
         else:
             self.replica.rebase(shown)
         self._hear(answer)
@@ -328,7 +329,7 @@ class ServerExchange(Exchange):
         """Nothing was done since the last contribution, or the answer to it."""
         self._exchanged_s, self.used.waited_s = now_s, 0.0
         self._steps = self._adopted_at = 0
-        self._finite = True
+        self._finite, self.replica.finite = True, None
 
     def _hear(self, answer: Beginning | GoOn) -> None:
         """The run is at this version, and so much became of the contribution that this answers."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import msgspec
@@ -20,7 +21,7 @@ import torch
 
 _PRIME = 0x9E3779B97F4A7C15  # of splitmix64: neighbouring inputs give unrelated seeds
 _MASK = 2**64 - 1
-_devices: dict[str, Callable[[int], object]] = {}
+_devices: dict[torch.device, Callable[[int], object]] = {}
 
 
 def seed_everything(seed: int) -> None:
@@ -39,11 +40,16 @@ def seed_step(seed: int, worker: int, number: int) -> None:
 
 
 def seed_device(device: torch.device) -> None:
-    """From now on, seed this kind of device for each contribution, too; the CPU always is."""
-    module = getattr(torch, device.type, None)
-    seed_it = getattr(module, "manual_seed_all", None) or getattr(module, "manual_seed", None)
-    if seed_it is not None and device.type != "cpu":
-        _devices[device.type] = seed_it
+    """From now on, seed this device for each contribution, too; the CPU always is."""
+    module: Any = getattr(torch, device.type, None)
+    current = getattr(module, "device", nullcontext)  # a kind of device that has but one has none
+
+    def seed_it(seed: int) -> None:
+        with current(device):
+            module.manual_seed(seed)
+
+    if hasattr(module, "manual_seed") and device.type != "cpu":
+        _devices[device] = seed_it
 
 
 def step_seed(seed: int, worker: int, number: int) -> int:

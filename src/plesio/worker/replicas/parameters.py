@@ -111,7 +111,7 @@ class ParameterReplica(Replica):
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return self._is_finite()
+        return self._is_finite() and self.stepped_finite()
 
 
 class BlendingReplica(ParameterReplica):
@@ -161,7 +161,7 @@ class DeltaReplica(ParameterReplica):
         unmoved = () if self._private else [index for index in self._trained if self._unmoved(index)]
         self.absent = outside | sum(1 << index for index in unmoved)
         if self._packing is not None:
-            finite = are_finite(self.arena.of_kind(Kind.TRAINED, part=part))
+            finite = self.stepped_finite() and are_finite(self.arena.of_kind(Kind.TRAINED, part=part))
             if finite:  # else it does not count, and is not to be remembered
                 self._packing.pack(start, self.arena, self._sent, self._held, part)
             return finite
@@ -169,7 +169,7 @@ class DeltaReplica(ParameterReplica):
         both = (arena.of_kind(Kind.TRAINED, part=part) for arena in (self._sent, start))
         for sent, before in zip(*both, strict=True):
             torch.sub(before, sent, out=sent)
-        return self._is_finite(self.layout.lacking(outside))
+        return self._is_finite(self.layout.lacking(outside)) and self.stepped_finite()
 
     def _unmoved(self, index: int) -> bool:
         """Whether there is nothing to send of a tensor: no gradient, and nothing that packing left out before."""

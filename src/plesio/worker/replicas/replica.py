@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS, CPU, Arena, Kind, Layout
-from plesio.tensors.finite import FiniteCheck, are_finite
+from plesio.tensors.finite import FiniteCheck, are_finite, finite_flag, zero_unless
 from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.rows import Rows, put
 from plesio.tensors.tensor_set import members_of
@@ -40,6 +40,7 @@ class Replica:
         missing: how many of them got no gradient since the last version.
         absent: which tensors a contribution lacks: bit i is tensor i's.
         rows: of tables, in a contribution of gradients.
+        finite: on a device, a flag there: whether the gradients of all steps since the last version were; None: it has no step.
         writes: what the loop wrote since then.
     """
 
@@ -61,6 +62,7 @@ class Replica:
         self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring.first.read
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
+        self.finite: torch.Tensor | None = None
         overwritten = late and len(ring.buffers) == 1  # while the version before is still computed from
         self._made = Arena.private(layout) if overwritten else None
         self.writes = Writes(model, layout, self.tensors, ring.seen)
@@ -113,13 +115,27 @@ class Replica:
             place = next(i for i, address in enumerate(now) if address != self._addresses[i])
             refuse_changed(self.layout.specs[place], self.tensors[place])
 
-    def check_gradients(self) -> bool:
-        """Before an optimizer steps in this process: whether its gradient is finite. Parameters without one are counted."""
+    def check_gradients(self, later: bool = False) -> bool:
+        """Before an optimizer steps in this process: whether its gradient is finite. Parameters without one are counted.
+
+        `later`: a device is not waited for. There a gradient that is not finite becomes zeros, and `finite` remembers it.
+        """
         self.check()
         self.note_gradients()
         gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
-        return are_finite([one._values() if one.is_sparse else one for one in gradients if one is not None])
+        numbers = [one._values() if one.is_sparse else one for one in gradients if one is not None]
+        if not later or not numbers or numbers[0].is_cpu:
+            return are_finite(numbers)
+        flag = finite_flag(numbers)
+        zero_unless(flag, numbers)
+        self.finite = flag if self.finite is None else self.finite & flag
+        return True
+
+    def stepped_finite(self) -> bool:
+        """Whether the gradients of all steps since the last version were finite, as far as `finite` tells: a device is waited
+        for."""
+        return self.finite is None or bool(self.finite)
 
     def _is_finite(self, lacking: frozenset[int] = NOTHING) -> bool:
         """Whether what lies in the slot is, without these segments."""
