@@ -199,7 +199,7 @@ class Participation(ABC):
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
-        replica = replica_for(strategy)(*own, place.slot, self.late)
+        replica = replica_for(strategy, tensors[0].device)(*own, place.slot, self.late)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         exchange = kind(self.state, given.optimizer, replica, *to_server)
         if place.rows:

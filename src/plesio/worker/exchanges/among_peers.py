@@ -37,6 +37,7 @@ class PeerExchange(Exchange):
     def begin(self) -> None:
         self.doorbell.answer(Beginning, self.timeout_s, 0, 0)
         self.replica.adopt(self.doorbell.shown(self.replica.ring))
+        self.replica.settle()
         self._reported_s = time.monotonic()
 
     def _count(self, batches: int, samples: int, missing: int) -> None:

@@ -206,6 +206,7 @@ class ServerExchange(Exchange):
         batches, _ = self.used()
         if cancelled_at:  # during the step; after it, the loop deals with its gradients as always
             self.replica.drop_gradients()
+        self.replica.settle()
         try:
             answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version)
         except SeatLostError as lost:
@@ -224,6 +225,7 @@ class ServerExchange(Exchange):
             return
         aside = None if self._is_usual else self._said_aside(waits, whole)
         finite = self._finite and self._fill_slot()  # else nothing of it is to be remembered
+        self.replica.settle()
         batches, samples = self.used()
         self._keep_own()
         self.doorbell.send(
@@ -366,10 +368,12 @@ class ServerExchange(Exchange):
                 self._push(waits=True, whole=True)
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
+        self.replica.close()
         self.doorbell.send(Farewell())
 
     def let_go(self) -> None:
         """The worker is over and its process goes on: whoever still holds its model must not hold the run's memory."""
         self.state.stopped = True
         self.replica.drop_gradients()
+        self.replica.close()
         del self.replica

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Delta
+from plesio.tensors.arena import CPU
+from plesio.worker.replicas.on_device import DeviceGradientReplica
 from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
 from plesio.worker.replicas.parts import PartedReplica
 from plesio.worker.replicas.replica import GradientReplica, Replica
 
 
-def replica_for(strategy: Strategy) -> Callable[..., Replica]:
-    """The class of a worker's replica, and what it is told of the strategy."""
+def replica_for(strategy: Strategy, device: torch.device) -> Callable[..., Replica]:
+    """The class of a worker's replica, and what it is told of the strategy; `device`: the model's."""
     if strategy.adopt.blends:
         return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
     if strategy.send.differs:
@@ -21,4 +25,6 @@ def replica_for(strategy: Strategy) -> Callable[..., Replica]:
         private = send.privacy is not None
         kind = DeltaReplica if send.fragments == 1 else PartedReplica
         return partial(kind, codec=send.codec, feedback=send.feedback, private=private)
-    return ParameterReplica if strategy.send.stepped else GradientReplica
+    if strategy.send.stepped:
+        return ParameterReplica
+    return GradientReplica if device == CPU else DeviceGradientReplica

@@ -15,6 +15,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.rebasing import rebase
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.ring import Shown
+from plesio.worker.replicas.on_device import send
 from plesio.worker.replicas.replica import Replica
 
 CLIENTS = 1 << 10
@@ -31,6 +32,7 @@ class ParameterReplica(Replica):
     _alpha = 1.0
 
     def _get_ready(self) -> None:
+        self._on_device = not self.arena.memory.is_cpu
         self._start = Arena.private(self.layout) if self._late else self.ring.first.read
         self._clients: Accumulator | None = None
         self._weight = 0.0  # of what was added
@@ -102,7 +104,7 @@ class ParameterReplica(Replica):
         """Add to each gradient so much of how far its parameter is from where it began."""
         for index, tensor in enumerate(self.tensors):
             if index in self._turn and tensor.grad is not None:
-                start = self._start.views[index].to(tensor.device)
+                start = self._start.views[index].to(tensor.device, non_blocking=True)
                 if tensor.grad.is_sparse:  # rows that got none are pulled, too
                     tensor.grad = tensor.grad.to_dense()
                 tensor.grad.add_(tensor.detach() - start, alpha=strength)
@@ -110,6 +112,8 @@ class ParameterReplica(Replica):
     def fill_slot(self) -> bool:
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
+        if self._on_device:
+            return send(self._copies, self._sent, self.arena, None)
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
         return self._is_finite() and self.stepped_finite()
 
@@ -165,6 +169,8 @@ class DeltaReplica(ParameterReplica):
             if finite:  # else it does not count, and is not to be remembered
                 self._packing.pack(start, self.arena, self._sent, self._held, part)
             return finite
+        if self._on_device:
+            return send(self._copies, self._sent, self.arena, start, part)
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER, part=part)
         both = (arena.of_kind(Kind.TRAINED, part=part) for arena in (self._sent, start))
         for sent, before in zip(*both, strict=True):

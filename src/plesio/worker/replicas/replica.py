@@ -1,12 +1,12 @@
 """A worker's tensors: where its model reads parameters, and how a contribution gets into the worker's slot.
 
-A model on a device of its own (a GPU) lies in an arena there, its gradients in a second one. Each way takes one copy for each
-stretch of memory; torch keeps these copies in order with the work on the device.
+A model on a device of its own (a GPU) lies in an arena there (`on_device`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from plesio.tensors.tensor_set import members_of
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.writes import Writes, buffers_of
+from plesio.worker.replicas.copies import arena_of, copies_for
 
 NOTHING: frozenset[int] = frozenset()
 IN_PLACE_BYTES = 1 << 20
@@ -59,7 +60,14 @@ class Replica:
     ) -> None:
         self.layout, self._late = layout, late
         self.tensors = tuple(tensors)
-        self.arena = Arena.private(layout, tensors[0].device) if self.copies else ring.first.read
+        device = tensors[0].device
+        here = device == CPU
+        self._copies = copies_for(device, [slot.memory, *(one.read.memory for one in ring.buffers)])
+        if here:
+            self.arena = Arena.private(layout) if self.copies else ring.first.read
+        else:
+            self.arena = arena_of(layout, self.tensors)
+        self._bring = self.arena.copy_from if here else partial(self._copies.bring, self.arena)
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
         self.finite: torch.Tensor | None = None
@@ -74,7 +82,8 @@ class Replica:
         self._follows = tuple(kind for kind in kinds if kind is not Kind.FROZEN)
         for tensor, view, spec in zip(self.tensors, self._places(), layout.specs, strict=True):
             if spec.kind in kinds:
-                view.copy_(tensor.detach())
+                if here:
+                    view.copy_(tensor.detach())
                 tensor.data = view
         self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves]
         self.trained = [self.tensors[index] for index in self._trained]
@@ -157,9 +166,17 @@ class Replica:
         if self._made is not None:
             self._made.copy_from(shown.made)
         self.writes.adopted(self._made or shown.made)
-        self.arena.copy_from(shown.read, *self._copied)
+        self._bring(shown.read, *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0
+
+    def settle(self) -> None:
+        """Before anything is said to the server: the version is copied, and may be overwritten."""
+        self._copies.settle()
+
+    def close(self) -> None:
+        """This worker sends nothing any more."""
+        self._copies.close()
 
     def has_work(self, part: int = ALL_PARTS) -> bool:
         """Whether steps that others contributions counted moved this part, and it was not sent since."""
@@ -195,13 +212,11 @@ class GradientReplica(Replica):
     """
 
     def _get_ready(self) -> None:
-        device = self.tensors[0].device
-        self._slot = self._sent if device == CPU else Arena.private(self.layout, device)
         self._read: Shown[Arena] | None = None  # in place
         tables = [i for i in self._trained if self.layout.specs[i].kind is Kind.ROWS]
         self._tables = [(i, self.tensors[i]) for i in tables]
         self._contributed = [
-            (i, self.tensors[i], self._slot.views[i].data_ptr()) for i in self._trained if i not in tables
+            (i, self.tensors[i], self._sent.views[i].data_ptr()) for i in self._trained if i not in tables
         ]
         self._buffers = list(zip(self._sent.of_kind(Kind.BUFFER), self.arena.of_kind(Kind.BUFFER), strict=True))
 
@@ -218,17 +233,12 @@ class GradientReplica(Replica):
                 self.missing += index in self._turn
                 self.absent |= 1 << index
             elif self._late or len(self._turn) < len(self._trained):  # nor are another's gradients to be found there
-                self._slot.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            elif gradient.is_sparse or not in_slot or gradient.data_ptr() != in_slot:  # 0: a device without addresses
-                view = self._slot.views[index]
+                self._sent.views[index].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            elif gradient.is_sparse or gradient.data_ptr() != in_slot:
+                view = self._sent.views[index]
                 view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
                 tensor.grad = view.detach()  # else `.grad.data = ...` would give the slot's view other memory
         lacking = self._leave_out() if self.absent else NOTHING
-        if self._slot is not self._sent:
-            both = enumerate(zip(self._sent.of_kind(Kind.TRAINED), self._slot.of_kind(Kind.TRAINED), strict=True))
-            for place, (sent, mine) in both:
-                if place not in lacking:
-                    sent.copy_(mine)
         for sent, mine in self._buffers:
             sent.copy_(mine)
         return self._put_rows() and self._is_finite(lacking)
@@ -241,7 +251,7 @@ class GradientReplica(Replica):
         unread = {tensor for place in lacking for tensor in self.layout.segments[place].tensors}
         for index in members_of(self.absent):
             if index not in unread:
-                self._slot.views[index].zero_()
+                self._sent.views[index].zero_()
         return lacking
 
     def _put_rows(self) -> bool:
