@@ -19,7 +19,10 @@ from torch.nn.functional import mse_loss
 
 import plesio as ps
 from plesio.worker.randomness import seeding
+from plesio.worker.replicas import early, replica
 from support.devices import lazy
+from support.streams import FakeCopies, FakeStreams
+from support.synchronisations import Synchronisations
 
 DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 STRATEGIES = [
@@ -179,6 +182,14 @@ def test_evaluation_runs_on_the_cpu() -> None:
     assert run.history[-1].metrics == {"on_cpu": 1.0, "weight": pytest.approx(1 - 0.1 * 1.5 * 2.5)}
 
 
+def in_a_new_process(program: str) -> Any:
+    """What it prints."""
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_simulated_workers_share_a_device() -> None:
     """In one process, here a new one."""
     program = (
@@ -187,10 +198,42 @@ def test_simulated_workers_share_a_device() -> None:
         "run = ps.run(train, 'sync_sgd', workers=2, engine=ps.Simulated('uniform'))\n"
         "print(run.state_dict['weight'].tolist())"
     )
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
-    assert not done.returncode, done.stderr
-    assert json.loads(done.stdout) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
+    assert in_a_new_process(program) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
+
+
+WAITS: list[dict[str, int]] = []
+"""Of each step, where the host waited."""
+
+
+def counting(worker: ps.Worker) -> None:
+    """Copies have a stream of their own, as on a GPU. All gradients are copied early; every other one is changed then."""
+    streams = FakeStreams()
+    replica.copies_for = lambda device, pieces: FakeCopies(streams, device)  # type: ignore[assignment]
+    early.EARLY_BYTES = 0
+    device = lazy()
+    model = nn.Linear(4, 2).to(device)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), None)
+    rows, factor = torch.ones(3, 4).to(device), torch.full((), 0.5).to(device)
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=step % 3 == 0)
+        with Synchronisations() as waits:
+            streams.waited = partial(waits.waited, "event")
+            model(rows).square().sum().backward()
+            if step % 2:
+                model.weight.grad.mul_(factor)
+            optimizer.step()
+        WAITS.append(dict(waits.counts))
+
+
+def test_the_host_waits_for_a_device_once_an_exchange_and_in_no_local_step() -> None:
+    program = (
+        "import json, plesio as ps; from integration.test_devices import counting, WAITS\n"
+        "for strategy in (ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(h=3)):\n"
+        "    ps.run(counting, strategy, workers=1, engine=ps.Simulated('uniform'))\n"
+        "print(json.dumps(WAITS))"
+    )
+    once, never = {"event": 1}, {}
+    assert in_a_new_process(program) == [once] * 12 + [never, never, once] * 4
 
 
 def test_hogwild_on_a_device_is_refused() -> None:
