@@ -157,6 +157,8 @@ def wait_for(device: str) -> None:
 
 def step_ms(step: Callable[[], object], steps: int, warm_up: int, device: str) -> float:
     """Milliseconds that one of `steps` takes, after `warm_up` others."""
+    if device == "cpu":
+        torch.set_num_threads(1)
     for _ in range(warm_up):
         step()
     wait_for(device)

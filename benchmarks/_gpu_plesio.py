@@ -82,7 +82,8 @@ def look_at(step: Callable[[], None], device: str) -> Counter[str]:
 def run(strategy: ps.Strategy, do: Callable[..., None], job: Job, steps: int, warm_up: int, workers: int = 1) -> ps.Run:
     """A run in which each worker does that."""
     task = partial(do, job=job, steps=steps, warm_up=warm_up)
-    return ps.run(task, strategy, workers=workers, timeout_s=TIMEOUT_S, progress=False)
+    threads = 1 if job.device == "cpu" else None
+    return ps.run(task, strategy, workers=workers, timeout_s=TIMEOUT_S, threads=threads, progress=False)
 
 
 def figures(run: ps.Run, name: str) -> list[float]:
