@@ -31,6 +31,7 @@ STRATEGIES = [
     ps.async_sgd(),
     pytest.param(ps.buffered(1), marks=pytest.mark.slow),
     ps.local_sgd(every=2),
+    ps.async_local_sgd(2, codec="int8"),
     ps.allreduce("torch"),
 ]
 STEPS = 6

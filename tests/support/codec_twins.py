@@ -6,31 +6,15 @@ import torch
 from torch.nn.functional import pad
 
 from plesio.tensors.codecs.blocks import BLOCK, Blocks
+from plesio.tensors.codecs.in_torch import NIBBLE, pack_blocks, pack_largest
 from plesio.tensors.codecs.packer import Packer, moved
 from plesio.tensors.codecs.top_k import Largest
-
-NIBBLE = 8
 
 
 class TorchBlocks(Blocks):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
-        numel = start.numel()
-        scales, codes, size = self._parts_of(into, numel)
-        delta = moved(start, now, held)
-        blocks = pad(delta, (0, -numel % BLOCK)).view(-1, BLOCK)
-        largest = blocks.abs().amax(1)
-        inverse = self._most / largest
-        usable = inverse.isfinite()
-        scales.copy_(torch.where(usable, largest / self._most, 0.0))
-        whole = (blocks * torch.where(usable, inverse, 0.0)[:, None]).round_()
-        if held is not None:
-            torch.sub(delta, (whole * scales[:, None]).view(-1)[:numel], out=held)
-        flat = whole.view(-1)[:numel]
-        if self._bits == 8:
-            codes.copy_(flat.to(torch.int8).view(torch.uint8))
-        else:
-            pairs = pad(flat, (0, numel % 2)).add_(NIBBLE).to(torch.uint8).view(-1, 2)
-            codes.copy_(pairs[:, 0] | pairs[:, 1] << 4)
+        scales, codes, size = self._parts_of(into, start.numel())
+        pack_blocks(moved(start, now, held), held, scales, codes, self._most)
         return size
 
     def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:
@@ -46,19 +30,9 @@ class TorchBlocks(Blocks):
 
 class TorchLargest(Largest):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
-        numel, count = start.numel(), self._count(start.numel())
-        places, values = self._parts(into[: 8 * count])
-        delta = moved(start, now, held)
-        size = delta.abs()
-        limit = size.kthvalue(numel - count + 1).values
-        kept = size > limit
-        ties = (size == limit).nonzero().view(-1)[: count - int(kept.sum())]
-        kept[ties] = True
-        places.copy_(kept.nonzero().view(-1))
-        values.copy_(delta[kept])
-        if held is not None:
-            held.copy_(delta.masked_fill_(kept, 0.0))
-        return 8 * count
+        size = self.room(start.numel())
+        pack_largest(moved(start, now, held), held, *self._parts(into[:size]))
+        return size
 
 
 def twin_of(packer: Packer) -> Packer:

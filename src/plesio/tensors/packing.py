@@ -64,17 +64,22 @@ class Packing:
         start = self._layout.segments[place].start
         return slot.memory[start : start + self._packed[place]]
 
-    def memory(self) -> Arena:
+    def memory(self, device: torch.device = CPU) -> Arena:
         """An error memory: of the model's size, and empty."""
-        return Arena.private(self._layout)
+        return Arena.private(self._layout, device)
 
     def pack(self, start: Arena, now: Arena, slot: Arena, held: Arena | None, part: int = ALL_PARTS) -> None:
-        """Bring what moved of this part between `start` and `now`, and the buffers of `now`, into `slot`."""
+        """Bring what moved of this part between `start` and `now`, and the buffers of `now`, into `slot`. It is packed on the
+        device of `now`, where `held` is, too; from there the packed bytes are copied."""
+        device = now.memory.device
         for place in self._of(self._plain, part):
-            torch.sub(start.flat[place], now.flat[place].to(CPU), out=slot.flat[place])
+            slot.flat[place].copy_(start.flat[place].to(device) - now.flat[place])
         for place in self._of(self._packed, part):
-            error = held.flat[place] if held is not None else None
-            self._packer.pack(start.flat[place], now.flat[place].to(CPU), self._bytes(slot, place), error)
+            error, into = held.flat[place] if held is not None else None, self._bytes(slot, place)
+            packed = into if device == CPU else torch.empty_like(into, device=device)
+            self._packer.pack(start.flat[place].to(device), now.flat[place], packed, error)
+            if packed is not into:
+                into.copy_(packed)
         slot.copy_from(now, Kind.BUFFER)
 
     def mean_into(self, out: Arena, slots: Sequence[Arena], shares: Sequence[float], absent: int = 0) -> Arena:

@@ -10,7 +10,8 @@ the packing left out is held in the worker and goes into the next one.
 | `Int4` | .516 n | .5/7 of its block's largest |
 | `TopK` | 8 k | those left out |
 
-Kernels are compiled by Numba, and compute what torch's operations would, to the bit, with finite numbers.
+On the CPU kernels are compiled by Numba. They compute what torch's operations on another device would (`in_torch`), to the bit,
+with finite numbers.
 """
 
 from __future__ import annotations

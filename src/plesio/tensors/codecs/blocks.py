@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from plesio.tensors.codecs.packer import Packer, kernels
-
-BLOCK = 256
+from plesio.tensors.codecs.in_torch import BLOCK, pack_blocks
+from plesio.tensors.codecs.packer import Packer, kernels, moved
 
 
 class Blocks(Packer):
@@ -20,8 +19,11 @@ class Blocks(Packer):
         return 4 * _blocks(numel) + (numel * self._bits + 7) // 8
 
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
-        fast = kernels()
         scales, codes, size = self._parts_of(into, start.numel())
+        if not start.is_cpu:
+            pack_blocks(moved(start, now, held), held, scales, codes, self._most)
+            return size
+        fast = kernels()
         pack = fast.pack_int8 if self._bits == 8 else fast.pack_int4
         given = held.numpy() if held is not None else fast.NOTHING
         pack(start.numpy(), now.numpy(), given, scales.numpy(), codes.numpy())

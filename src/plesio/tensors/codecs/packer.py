@@ -10,7 +10,8 @@ import torch
 
 
 class Packer:
-    """One codec. All tensors are flat and on the CPU; packed bytes begin where they are aligned to 64 bytes."""
+    """One codec. All tensors are flat; packed bytes begin where they are aligned to 64 bytes. It packs on the device where they
+    are, and unpacks on the CPU."""
 
     def room(self, numel: int) -> int:
         """How many bytes so many numbers take."""

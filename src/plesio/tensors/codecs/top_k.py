@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from plesio.tensors.codecs.packer import Packer, kernels
+from plesio.tensors.codecs.in_torch import pack_largest
+from plesio.tensors.codecs.packer import Packer, kernels, moved
 
 
 class Largest(Packer):
@@ -22,6 +23,9 @@ class Largest(Packer):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
         count = self._count(start.numel())
         places, values = self._parts(into[: 8 * count])
+        if not start.is_cpu:
+            pack_largest(moved(start, now, held), held, places, values)
+            return 8 * count
         left = held if held is not None else torch.empty_like(start)
         given = (one.numpy() for one in (start, now, left))
         kernels().pack_largest(*given, held is not None, places.numpy(), values.numpy())

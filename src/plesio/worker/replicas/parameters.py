@@ -149,7 +149,7 @@ class DeltaReplica(ParameterReplica):
         super().__init__(*given)
         self._private = private  # then not even that a tensor had no gradient is told
         self._packing = Packing(self.layout, codec).ready() if codec is not None else None
-        self._held = self._packing.memory() if self._packing is not None and feedback else None
+        self._held = self._packing.memory(self.arena.memory.device) if self._packing is not None and feedback else None
 
     def own(self) -> dict[str, torch.Tensor]:
         return {"left out": self._held.memory} if self._held is not None else {}
