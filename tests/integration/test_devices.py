@@ -169,9 +169,37 @@ def test_all_reduce_survives_a_death(tmp_path: Path) -> None:
     assert len({(tmp_path / f"{rank}.txt").read_text() for rank in (0, 2)}) == 1
 
 
-def test_large_models_are_copied_to_the_device() -> None:
-    run = ps.run(partial(one_step, on="lazy", width=1 << 19), "sync_sgd", workers=2, timeout_s=60.0)
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_models_are_copied_to_the_device(device: str) -> None:
+    run = ps.run(partial(one_step, on=device, width=1 << 19), "sync_sgd", workers=2, timeout_s=60.0)
     assert torch.allclose(run.state_dict["weight"], torch.full((1, 1 << 19), 1 - 0.1 * 1.5 * 2.5))
+
+
+def changing(worker: ps.Worker, on: str) -> None:
+    """Each step does something else with gradients that are large enough to be copied while the backward pass goes on."""
+    device = lazy() if on == "lazy" else torch.device(on)
+    model = nn.Linear(1 << 17, 2).to(device)
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3), None)
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for _ in range(2 if step == 1 else 1):
+            model(torch.randn(3, 1 << 17).to(device)).square().mean().backward()
+        if step == 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        elif step == 3:  # not counted as a write
+            model.weight.grad.data.mul_(0.5)
+        elif step == 4:
+            model.weight.grad = model.weight.grad * 0.5
+        optimizer.step()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_loop_does_with_large_gradients_is_what_counts(device: str) -> None:
+    here, there = (
+        ps.run(partial(changing, on=on), "sync_sgd", workers=1, seed=2, timeout_s=60.0) for on in ("cpu", device)
+    )
+    for name, tensor in here.state_dict.items():
+        assert torch.allclose(there.state_dict[name], tensor, atol=1e-5), name
 
 
 def test_evaluation_runs_on_the_cpu() -> None:

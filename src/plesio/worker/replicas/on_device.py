@@ -6,12 +6,10 @@ tested on the device, and the host waits once, for the copies and the test.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import inf
-
 import torch
 
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind
+from plesio.tensors.finite import finite_flag
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.replicas.copies import Copies
 from plesio.worker.replicas.early import EarlyCopies, sum_of_bits
@@ -21,22 +19,12 @@ PIECE = 1 << 24
 """Elements of a difference that the device computes at once: as many it needs room for."""
 
 
-def finite_flag(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Whether every element of each is finite, as a bool on the device, for which nobody waits.
-
-    >>> finite_flag([torch.ones(2), torch.tensor([float("inf")])], torch.device("cpu"))
-    tensor(False)
-    """
-    floating = [one for one in tensors if one.is_floating_point() and one.numel()]
-    if not floating:
-        return torch.ones((), dtype=torch.bool, device=device)
-    return torch.stack(torch._foreach_norm(floating, inf)).isfinite().all()  # the largest element's size: no overflow
-
-
-def send(copies: Copies, slot: Arena, mine: Arena, start: Arena | None, part: int = ALL_PARTS) -> bool:
+def send(
+    copies: Copies, slot: Arena, mine: Arena, start: Arena | None, steps: torch.Tensor | None, part: int = ALL_PARTS
+) -> bool:
     """Bring parameters and buffers into the slot, or with `start` how far the parameters moved from there; whether these are
-    finite."""
-    finite = []
+    finite, and the `steps` that led there (a flag on the device)."""
+    finite = [] if steps is None else [steps]
     with copies.behind():
         flats = [arena.of_kind(Kind.TRAINED, part=part) for arena in (slot, mine, start or mine)]
         for all_of_it in zip(*flats, strict=True):
@@ -44,12 +32,12 @@ def send(copies: Copies, slot: Arena, mine: Arena, start: Arena | None, part: in
                 to, now, before = (flat[at : at + PIECE] for flat in all_of_it)
                 if start is not None:
                     now = torch.sub(before.to(now.device, non_blocking=True), now)
-                finite.append(finite_flag([now], now.device))
+                finite.append(finite_flag([now]))
                 copies.put(to, now)
         for to, now in zip(slot.of_kind(Kind.BUFFER), mine.of_kind(Kind.BUFFER), strict=True):
             copies.put(to, now)
-        flag = torch.stack(finite).all() if finite else finite_flag((), mine.memory.device)
-    return copies.wait(flag)[0]
+        flags = [torch.stack(finite).all()] if finite else []
+    return all(copies.wait(*flags))
 
 
 class DeviceGradientReplica(GradientReplica):
@@ -88,19 +76,21 @@ class DeviceGradientReplica(GradientReplica):
     def _copy(self, gradients: dict[int, torch.Tensor]) -> bool:
         """Bring gradients and buffers into the slot; whether the gradients are finite."""
         early = self._early.take(gradients)
-        device = self.arena.memory.device
         with self._copies.behind():
-            for index in gradients.keys() - early.keys():
-                self._copies.put(self._sent.views[index], gradients[index])
+            for index, gradient in gradients.items():
+                if index not in early:
+                    self._copies.put(self._sent.views[index], gradient)
             for sent, mine in self._buffers:
                 self._copies.put(sent, mine)
+        finite = [finite_flag(list(gradients.values()))] if gradients else []
         now = [sum_of_bits(gradients[index]) for index in early]
-        unchanged = [(torch.stack(now) == torch.stack(list(early.values()))).all()] if early else []
-        is_finite, *counts = self._copies.wait(finite_flag(gradients.values(), device), *unchanged)
-        if not all(counts):
+        same = [(torch.stack(now) == torch.stack(list(early.values()))).all()] if early else []
+        answers = self._copies.wait(*finite, *same)
+        early_count = all(answers[1:])
+        if not early_count:
             with self._copies.behind():
                 for index in early:
                     self._copies.put(self._sent.views[index], gradients[index])
             self._copies.wait()
-        self._early.judge(len(early) if all(counts) else 0)
-        return is_finite
+        self._early.judge(len(early) if early_count else 0)
+        return all(answers[:1])

@@ -113,9 +113,9 @@ class ParameterReplica(Replica):
         """Bring parameters and buffers into the slot; whether they are finite."""
         self.check()
         if self._on_device:
-            return send(self._copies, self._sent, self.arena, None)
+            return send(self._copies, self._sent, self.arena, None, self.finite)
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER)
-        return self._is_finite() and self.stepped_finite()
+        return self._is_finite()
 
 
 class BlendingReplica(ParameterReplica):
@@ -170,12 +170,12 @@ class DeltaReplica(ParameterReplica):
                 self._packing.pack(start, self.arena, self._sent, self._held, part)
             return finite
         if self._on_device:
-            return send(self._copies, self._sent, self.arena, start, part)
+            return send(self._copies, self._sent, self.arena, start, self.finite, part)
         self._sent.copy_from(self.arena, Kind.TRAINED, Kind.BUFFER, part=part)
         both = (arena.of_kind(Kind.TRAINED, part=part) for arena in (self._sent, start))
         for sent, before in zip(*both, strict=True):
             torch.sub(before, sent, out=sent)
-        return self._is_finite(self.layout.lacking(outside)) and self.stepped_finite()
+        return self._is_finite(self.layout.lacking(outside))
 
     def _unmoved(self, index: int) -> bool:
         """Whether there is nothing to send of a tensor: no gradient, and nothing that packing left out before."""
