@@ -251,10 +251,11 @@ class Worker:
         What is done of each:
 
         - A module stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its tensors
-          move to the run's memory. It may be on a device of its own, except under hogwild: move it there before prepare,
-          `model.to(worker.device)`. It stays there, and gradients or weights are copied through the CPU's memory. The
-          global weights, the server and `evaluate` are on the CPU. Several modules are one model, a `torch.nn.ModuleList` of
-          them: that is what `evaluate` is given, and in `run.state_dict` their names begin with their numbers.
+          move to the run's memory, and keep their memory format (channels last), which must be the same on every worker. It may
+          be on a device of its own, except under hogwild: move it there before prepare, `model.to(worker.device)`. It stays
+          there, and gradients or weights are copied through the CPU's memory. The global weights, the server and `evaluate` are
+          on the CPU. Several modules are one model, a `torch.nn.ModuleList` of them: that is what `evaluate` is given, and in
+          `run.state_dict` their names begin with their numbers.
         - An optimizer is any of torch.optim's. Its `step()` exchanges as the strategy says. State that it already holds (loaded,
           or trained before) goes to where it steps; if that is the server, it is worker 0's. The step of one of several is an
           exchange of its own parameters: those of the others are left alone.
