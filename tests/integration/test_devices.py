@@ -265,6 +265,17 @@ def test_the_host_waits_for_a_device_once_an_exchange_and_in_no_local_step() -> 
     assert in_a_new_process(program) == [once] * 12 + [never, never, once] * 4
 
 
+def own_device(worker: ps.Worker) -> str:
+    one_step(worker, on="cpu")
+    return str(worker.device)
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, ["cpu"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"])])
+def test_workers_take_a_hosts_gpus_by_turns(gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert ps.run(own_device, "sync_sgd", workers=3, engine=ps.Simulated("uniform")).returned == devices
+
+
 def test_hogwild_on_a_device_is_refused() -> None:
     with pytest.raises(
         ps.ConfigurationError, match="which is the CPU's, and this model is on lazy:0; every other strategy"

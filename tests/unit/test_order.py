@@ -156,6 +156,8 @@ def test_settings_may_change_and_be_added_to_but_not_be_others() -> None:
         {"model": {"specs": [{"shape": (-1, 2)}]}},
         {"model": {"specs": [{"shape": (1 << 50, 2)}]}},
         {"model": {"specs": [{"group": 3}]}},
+        {"model": {"specs": [{"order": (0, 0)}]}},
+        {"model": {"specs": [{"order": (0,)}]}},
         {"model": {"names": (("weight", 7),)}},
     ],
 )

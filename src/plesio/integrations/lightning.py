@@ -125,5 +125,5 @@ class _Workers(SingleDeviceStrategy):
 
 OWN_PROCESSES = (
     "strategy=, devices= and num_nodes= of Lightning's Trainer start processes of its own: leave them out, and say "
-    "ps.run(train, strategy, workers=2); one device of several is accelerator='gpu', devices=[worker.rank]"
+    "ps.run(train, strategy, workers=2); one device of several is accelerator='gpu', devices=[worker.device.index]"
 )

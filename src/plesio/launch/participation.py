@@ -120,7 +120,7 @@ class Participation(ABC):
     def __init__(
         self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool, stealing: bool
     ) -> None:
-        self.rank = rank
+        self.rank = self.local_rank = rank
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)

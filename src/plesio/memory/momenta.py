@@ -32,7 +32,7 @@ from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
 from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import ALL_PARTS, Arena, Kind
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind, flattened
 from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
@@ -221,7 +221,7 @@ class Momenta(Step):
                 continue
             by = optimizer.numbers_of(position)
             squares = at.state["max_exp_avg_sq" if at.group["amsgrad"] else "exp_avg_sq"]
-            for new, old, momenta, square in pieces(*(t.view(-1) for t in (out, weight, total, squares))):
+            for new, old, momenta, square in pieces(*map(flattened, (out, weight, total, squares))):
                 torch.addcdiv(old, momenta, root_of(square, by), value=factor, out=new)
 
     def _swap_in(self, own: Sequence[torch.Tensor], ats: Sequence[At], begun: set[int]) -> None:

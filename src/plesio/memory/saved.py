@@ -59,6 +59,7 @@ def _words(blocks: Blocks) -> tuple[str, ...]:
         f"{spec.name}: {spec.dtype} {tuple(spec.shape)}, {spec.kind.name.lower()}"
         + (f" in group {spec.group}" if spec.group >= 0 else "")
         + (", frozen at prepare" if spec.asleep else "")
+        + (f", {spec.in_memory}" if spec.order else "")
         for spec in blocks.layout.specs
     ]
     rows = [f"{one.name}: table of rows of {one.dim} by {type(one.optimizer).__name__}" for one in blocks.first.tables]

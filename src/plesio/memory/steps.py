@@ -7,7 +7,7 @@ from math import nan
 
 from plesio.memory.gather import Came
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import Arena, flattened
 from plesio.tensors.carrying import Carried
 from plesio.tensors.mean import Weighted, blend_buffers, mean_into, move_towards
 from plesio.tensors.optimizer_spec import Groups
@@ -71,7 +71,7 @@ class Mean(Step):
             target.flat[segment].zero_()
         self._zeroed[index] = lacking
         for tensor in members_of(came.absent):  # a NaN, which no mean of finite gradients has, says that nobody had one
-            target.views[tensor].view(-1)[:1] = nan
+            flattened(target.views[tensor])[:1] = nan
 
 
 class Optimizing(Step):

@@ -192,7 +192,7 @@ def _write(
 ) -> dict[str, str]:
     """Write what is not there yet; the checksums of all files, of which some are `known`."""
     for name, tensors in ((WEIGHTS, weights), (STATE, state)):
-        save_file(tensors, folder / name)
+        save_file({key: one.contiguous() for key, one in tensors.items()}, folder / name)
     there = sorted(folder.iterdir())
     files = {one.name: known.get(one.name) or xxh3_64_hexdigest(one.read_bytes()) for one in there}
     body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)

@@ -19,6 +19,7 @@ from math import prod
 
 import msgspec
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from plesio.tensors.operands import Operand, operand
 
@@ -33,7 +34,14 @@ SMALL_BYTES = 1 << 20
 
 REMEMBERED_MAX = 100
 """How many sets of absent tensors are remembered."""
-FIELDS = {"shape": "shape", "dtype": "dtype", "kind": "kind", "group": "optimizer group", "asleep": "frozen at prepare"}
+FIELDS = {
+    "shape": "shape",
+    "dtype": "dtype",
+    "kind": "kind",
+    "group": "optimizer group",
+    "asleep": "frozen at prepare",
+    "in_memory": "order in memory",
+}
 """What must be the same of a tensor in each worker, and in words."""
 
 
@@ -57,7 +65,8 @@ class Kind(IntEnum):
 
 class TensorSpec(msgspec.Struct, frozen=True):
     """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none). `asleep`: it is trained, and
-    needs no gradient yet. `part`: the part of the model that it is exchanged with, if it is trained."""
+    needs no gradient yet. `part`: the part of the model that it is exchanged with, if it is trained. `order`: its dimensions from
+    the outermost in memory to the innermost, if that is not as they are written: (0, 2, 3, 1) for channels last."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,6 +75,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     group: int = -1
     asleep: bool = False
     part: int = 0
+    order: tuple[int, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -76,6 +86,18 @@ class TensorSpec(msgspec.Struct, frozen=True):
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def in_memory(self) -> str:
+        """The order of its dimensions there, in words."""
+        return f"by dimensions {self.order}" if self.order else "contiguous"
+
+    def shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        """A flat tensor of its elements, seen in its shape."""
+        if not self.order:
+            return flat.view(self.shape)
+        places = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return flat.view([self.shape[one] for one in self.order]).permute(places)
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -180,6 +202,28 @@ class Layout:
         return None
 
 
+def order_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The `order` of a tensor without gaps; of one with gaps none, as of one whose dimensions lie as they are written.
+
+    >>> image = torch.ones(8, 3, 5, 5)
+    >>> order_in_memory(image), order_in_memory(image.to(memory_format=torch.channels_last)), order_in_memory(image[:, :, ::2])
+    ((), (0, 2, 3, 1), ())
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda one: (-strides[one], -shape[one]))
+    inner = 1
+    for one in reversed(order):
+        if shape[one] != 1 and strides[one] != inner:
+            return ()
+        inner *= shape[one]
+    return tuple(order) if order != sorted(order) else ()
+
+
+def flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of one that lies in an arena, in the order in which they lie there."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
 def _words(value: object) -> str:
     return value.name.lower() if isinstance(value, Kind) else str(value)
 
@@ -219,7 +263,7 @@ class Arena:
         self.bytes: memoryview = memory.numpy().data if memory.is_cpu else memoryview(b"")
         self.flat = tuple(_over(memory, one.dtype, one.start, one.numel) for one in layout.segments)
         self.views = tuple(
-            _over(memory, spec.dtype, start, spec.numel).view(spec.shape)
+            spec.shaped(_over(memory, spec.dtype, start, spec.numel))
             for spec, start in zip(layout.specs, layout.starts, strict=True)
         )
 
@@ -252,10 +296,18 @@ class Arena:
 
 
 def _over(memory: torch.Tensor, dtype: str, start: int, numel: int) -> torch.Tensor:
-    """A flat tensor over a piece of `memory`; on the CPU with its own storage, so that `torch.save` saves that piece alone."""
+    """A flat tensor over a piece of `memory`, with a storage of its own, so that `torch.save` saves that piece alone."""
     kind = getattr(torch, dtype)
     if numel == 0:
         return torch.empty(0, dtype=kind, device=memory.device)
     if not memory.is_cpu:
-        return memory[start : start + numel * kind.itemsize].view(kind)
+        return apart(memory[start : start + numel * kind.itemsize].view(kind))
     return torch.frombuffer(memory.numpy(), dtype=kind, count=numel, offset=start)
+
+
+def apart(view: torch.Tensor) -> torch.Tensor:
+    """The same elements in the same place, with a storage of their own; as it is on a device that does not export tensors."""
+    try:
+        return from_dlpack(view)
+    except (ValueError, BufferError, RuntimeError):
+        return view

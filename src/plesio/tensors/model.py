@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.host.memory import Place
-from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec
+from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec, order_in_memory
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -114,7 +114,9 @@ def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int, asleep: bool 
             f"{name}: {tensor.dtype}, {tensor.layout} cannot be shared; dense real tensors can"
             f"{remedy if tensor.is_complex() else ''}"
         )
-    return TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind, group, asleep)
+    order = order_in_memory(tensor) if kind is not Kind.ROWS else ()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name, tuple(tensor.shape), dtype, kind, group, asleep, order=order)
 
 
 def _state_names(model: nn.Module, tensors: list[torch.Tensor]) -> tuple[tuple[str, int], ...]:

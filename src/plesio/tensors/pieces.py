@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.arena import Arena, Kind, Layout, flattened
 from plesio.tensors.carrying import is_whole
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec
 from plesio.tensors.outer_optimizer import DelayedNesterov
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
         """What there is of it in `arena`."""
         if self.flat and not self.split:
             return arena.flat[self.place]
-        return arena.views[self.place].view(-1) if self.flat else arena.views[self.place]
+        return flattened(arena.views[self.place]) if self.flat else arena.views[self.place]
 
     def parts(self) -> list[Piece]:
         """Its tensors by themselves."""

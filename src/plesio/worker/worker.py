@@ -86,6 +86,18 @@ class Worker:
     # What the training function may ask
 
     @property
+    def device(self) -> torch.device:
+        """The device for this worker's model: one of the host's GPUs, by turns, or the CPU where there is none.
+
+            model = Network().to(worker.device)  # before prepare
+
+        A worker takes the GPU of its number among the workers of its host. Under `ps.join` torchrun (LOCAL_RANK) and SLURM
+        (SLURM_LOCALID) tell that number; else it is the worker's `rank`.
+        """
+        gpus = torch.cuda.device_count()
+        return torch.device("cuda", self._context.local_rank % gpus) if gpus else torch.device("cpu")
+
+    @property
     def staleness(self) -> int:
         """Versions folded between the one this worker's last contribution was computed from and its own fold."""
         return self._state.staleness
@@ -239,10 +251,11 @@ class Worker:
         What is done of each:
 
         - A module stays the same object (under all-reduce it comes back in a wrapper, which is what must be called); its tensors
-          move to the run's memory. It may be on a device of its own, except under hogwild: move it there before prepare,
-          `model.to(f"cuda:{worker.rank}")`. It stays there, and gradients or weights are copied through the CPU's memory. The
-          global weights, the server and `evaluate` are on the CPU. Several modules are one model, a `torch.nn.ModuleList` of
-          them: that is what `evaluate` is given, and in `run.state_dict` their names begin with their numbers.
+          move to the run's memory, and keep their memory format (channels last), which must be the same on every worker. It may
+          be on a device of its own, except under hogwild: move it there before prepare, `model.to(worker.device)`. It stays
+          there, and gradients or weights are copied through the CPU's memory. The global weights, the server and `evaluate` are
+          on the CPU. Several modules are one model, a `torch.nn.ModuleList` of them: that is what `evaluate` is given, and in
+          `run.state_dict` their names begin with their numbers.
         - An optimizer is any of torch.optim's. Its `step()` exchanges as the strategy says. State that it already holds (loaded,
           or trained before) goes to where it steps; if that is the server, it is worker 0's. The step of one of several is an
           exchange of its own parameters: those of the others are left alone.

@@ -31,7 +31,7 @@ from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.payloads import copies
 from plesio.strategy import Strategy
-from plesio.tensors.arena import ALL_PARTS, Layout
+from plesio.tensors.arena import ALL_PARTS, Kind, Layout
 from plesio.tensors.cut import cut
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.pieces import kept_copies
@@ -160,6 +160,8 @@ class Order:
                 all(0 <= size < SIZE_MAX for size in sizes)
                 and all(0 <= index < len(specs) for _, index in hello.model.names)
                 and all(spec.group < groups for spec in specs)
+                and all(sorted(spec.order) in ([], list(range(len(spec.shape)))) for spec in specs)
+                and not any(spec.order for spec in specs if spec.kind is Kind.ROWS)
                 and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind.moves)
                 and (carried is None or len(carried.held) == len(specs))
                 and cut(specs, self._strategy.send.fragments) == specs

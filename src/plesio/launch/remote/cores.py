@@ -1,4 +1,4 @@
-"""How many threads torch has in a worker that somebody else started: the cores of a host are shared among its workers."""
+"""What a worker that somebody else started has of its host: its share of the cores, as torch's threads, and its number there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # by these a user says how many
 BESIDE = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")  # by these torchrun and SLURM say how many workers a host has
+NUMBER = ("LOCAL_RANK", "SLURM_LOCALID")  # and by these which of them a process is
 
 
 def processes_here(workers: int, beside_the_head: bool, environment: Mapping[str, str] = os.environ) -> int:
@@ -21,6 +22,16 @@ def processes_here(workers: int, beside_the_head: bool, environment: Mapping[str
     """
     told = [environment[name] for name in BESIDE if environment.get(name, "").isdecimal()]
     return int(told[0]) + beside_the_head if told else (workers + 1) * beside_the_head
+
+
+def local_rank(rank: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of a worker among those of its host. Where nothing says so, it is its number in the run.
+
+    >>> local_rank(9, {"LOCAL_RANK": "1"}), local_rank(9, {})
+    (1, 9)
+    """
+    told = [environment[name] for name in NUMBER if environment.get(name, "").isdecimal()]
+    return int(told[0]) if told else rank
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is
 from plesio.launch.job import Job, Listening
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
-from plesio.launch.remote.cores import processes_here, threads_among
+from plesio.launch.remote.cores import local_rank, processes_here, threads_among
 from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
 from plesio.launch.remote.head import START_S, Head, start_head
 from plesio.launch.remote.link import Link, persist, refusal
@@ -120,6 +120,7 @@ def join(
     target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     seed_everything(context.seed)
+    context.local_rank = local_rank(context.rank)
     worker = Worker(context)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)

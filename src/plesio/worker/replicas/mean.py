@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from plesio.tensors.arena import CPU, Arena, Kind
+from plesio.tensors.arena import CPU, Arena, Kind, flattened
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.doorbell import nothing
 from plesio.transport.ring import Shown
@@ -113,7 +113,7 @@ class MeanReplica(Replica):
     @torch.no_grad()
     def _take_mean(self, version: Arena) -> None:
         """Of a tensor that nobody had a gradient for the mean is NaN: it is left alone."""
-        others = [one for one in members_of(self.absent) if not version.views[one].view(-1)[:1].isnan().any()]
+        others = [one for one in members_of(self.absent) if not flattened(version.views[one])[:1].isnan().any()]
         gradients, means = [], []
         for index in (*self.touched, *others):
             tensor, mean = self.tensors[index], version.views[index]
