@@ -54,7 +54,7 @@ FULL = Sizes(
 QUICK = Sizes(
     Job("flat", 96_000),
     Job("transformer", 64, batch=2, length=16, layers=1),
-    Job("images", 4, batch=2, length=16),
+    Job("images", 8, batch=2, length=32),
     exchanges=1,
     steps=H,
 )
@@ -166,7 +166,8 @@ def waited(measured: Measured, sizes: Sizes, strategy: ps.Strategy) -> list[Row]
             ("warnings", "warnings of torch's", None),
         ):
             values = figures(done, f"{kind}, {name}")
-            rows += [row(f"{strategy.name}: {what} in {words}", values, "", target=target)] if values else []
+            judged = target if sizes.flat.device == "cuda" else None  # elsewhere nothing is seen
+            rows += [row(f"{strategy.name}: {what} in {words}", values, "", target=judged)] if values else []
     for way, words in (("out", "to the host"), ("in", "to the GPU")):
         micros = [one for one in figures(done, f"exchange, {way}_us") if one]
         if micros and f"{way}, pinned" in measured.known:
@@ -199,7 +200,7 @@ def training(measured: Measured, sizes: Sizes, gpus: int) -> None:
         (ps.sync_sgd(), 2),
         (ps.async_sgd(), 2),
     ):
-        measured.add(f"{strategy.name}, {workers}", partial(trained, measured, sizes, job, strategy, workers))
+        measured.add(f"{strategy.name}, {workers}", partial(trained, measured, sizes, job, strategy, workers, gpus))
 
 
 NAMES = {"alone": "torch alone", "ddp": "DDP", "fsdp": "FSDP2", "passes": "forward and backward alone"}
@@ -220,12 +221,14 @@ def speed(measured: Measured, job: Job, name: str, steps_per_s: float) -> Row:
     return row(f"{job.kind}: {name}", [scale * steps_per_s], unit, **(bare if name != "torch alone" else {}))
 
 
-def trained(measured: Measured, sizes: Sizes, job: Job, strategy: ps.Strategy, workers: int = 1) -> list[Row]:
+def trained(
+    measured: Measured, sizes: Sizes, job: Job, strategy: ps.Strategy, workers: int = 1, gpus: int = 1
+) -> list[Row]:
     exchanges = strategy.name in ("sync_sgd", "async_sgd")
     steps = sizes.exchanges if exchanges else sizes.steps
     done = run(strategy, timed, job, steps, warm_up=4 if exchanges else H, workers=workers)
     each_ms = figures(done, "step_ms")
-    name = strategy.name + (f", {workers} workers on {len(each_ms)} GPU" if workers > 1 else "")
+    name = strategy.name + (f", {workers} workers on {max(1, min(workers, gpus))} GPU" if workers > 1 else "")
     rows = [speed(measured, job, name, sum(1e3 / one for one in each_ms))]
     passes = f"{job.kind}, passes"
     if exchanges and workers == 1 and passes in measured.known and "in, pinned" in measured.known:

@@ -6,6 +6,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from measured import TABLE, measured
 from messages import PLACE, in_markdown
 
 project = "plesio"
@@ -56,12 +57,14 @@ def _of_others(app, what, name, object_, skip, options):
     return skip or not (getattr(object_, "__module__", None) or "plesio").startswith("plesio")
 
 
-def _with_messages(app, page, text):
+def _with_tables(app, page, text):
     if page == "errors":
         text[0] = text[0].replace(PLACE, in_markdown())
+    if page == "gpu":
+        text[0] = text[0].replace(TABLE, measured())
 
 
 def setup(app):
-    app.connect("source-read", _with_messages)
+    app.connect("source-read", _with_tables)
     app.connect("autodoc-skip-member", _of_others)
     app.connect("autodoc-process-docstring", _as_rst, priority=100)  # before napoleon

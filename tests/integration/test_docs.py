@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.measured import NOTHING, TABLE, measured
 from docs.messages import messages
 
 import plesio as ps
@@ -52,6 +53,23 @@ def test_the_figures_of_tables_are_those_that_were_measured() -> None:
     values = {one["value"] for one in measured} | {one["against_value"] for one in measured} - {None}
     shown = re.findall(r"-?0\.\d{4}\b", (DOCS / "tables.md").read_text())
     assert {float(one) for one in shown} == values
+
+
+def test_the_page_on_gpus_has_a_row_for_each_that_was_measured(tmp_path: Path) -> None:
+    assert TABLE in (DOCS / "gpu.md").read_text()
+    path = tmp_path / "gpu.json"
+    assert measured(path) == NOTHING
+    rows = [
+        {"measure": "a copy", "value": 51.2, "unit": "GB/s", "against": None, "against_value": None, "ratio": None}
+        | {"target": None, "met": None},
+        {"measure": "an exchange", "value": 30.0, "unit": "GB/s", "against": "the link", "against_value": 50.0}
+        | {"ratio": 0.6, "target": ">= 0.9", "met": False},
+    ]
+    path.write_text(json.dumps(rows))
+    assert measured(path).splitlines()[2:] == [
+        "| a copy | 51.2 GB/s |  |  |  |  |",
+        "| an exchange | 30 GB/s | the link | 50 | 0.6 | >= 0.9: **not met** |",
+    ]
 
 
 def test_every_public_error_has_a_cause_and_a_remedy() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from plesio.strategy.answers import Cast, Codec, Int4, Int8, TopK
 from plesio.tensors.arena import CPU, Arena, Kind, Layout, TensorSpec
+from plesio.tensors.codecs import blocks
 from plesio.tensors.packing import Packing
 from support.devices import lazy
 
@@ -28,7 +29,10 @@ def drawn(seed: int) -> Arena:
 
 @pytest.mark.parametrize("start_there", [False, True])
 @pytest.mark.parametrize("codec", [Cast(), Int8(), Int4(), TopK(0.1)], ids=str)
-def test_a_device_packs_to_the_bit_what_the_cpu_packs(codec: Codec, start_there: bool) -> None:
+def test_a_device_packs_to_the_bit_what_the_cpu_packs(
+    codec: Codec, start_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "PIECE", 2 * blocks.BLOCK)  # so that there are two pieces
     packing, packed, left_out = Packing(LAYOUT, codec), [], []
     for device in (CPU, lazy()):
         slot, held = Arena.private(LAYOUT), packing.memory(device)

@@ -77,7 +77,7 @@ class Packing:
         for place in self._of(self._packed, part):
             error, into = held.flat[place] if held is not None else None, self._bytes(slot, place)
             packed = into if device == CPU else torch.empty_like(into, device=device)
-            self._packer.pack(start.flat[place].to(device), now.flat[place], packed, error)
+            self._packer.pack(start.flat[place], now.flat[place], packed, error)
             if packed is not into:
                 into.copy_(packed)
         slot.copy_from(now, Kind.BUFFER)

@@ -6,8 +6,12 @@ what belongs to the last contribution that was answered, while the worker may wr
 
 from __future__ import annotations
 
+import io
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
 
 from plesio.errors import SharedMemoryError
 from plesio.host.memory import anonymous_file
@@ -44,15 +48,20 @@ class Held:
             ) from error
         return held
 
-    def put(self, worker: int, number: int, data: bytes | memoryview) -> None:
+    def put(self, worker: int, number: int, data: bytes) -> None:
         """This is what `worker` held after its contribution `number`."""
-        start, left = _place(worker, number), memoryview(data)
+        with self.writing(worker, number) as file:
+            file.write(data)
+
+    @contextmanager
+    def writing(self, worker: int, number: int) -> Iterator[IO[bytes]]:
+        """A file for what `worker` held after its contribution `number`; it is known once it is whole, without an error."""
+        start = _place(worker, number)
         os.pwrite(self.fd, NOTHING, start)
-        at = start + HEAD.size
-        while left:
-            written = os.pwrite(self.fd, left, at)
-            left, at = left[written:], at + written
-        os.pwrite(self.fd, HEAD.pack(number, at - start - HEAD.size), start)
+        place = _Place(self.fd, start + HEAD.size)
+        with io.BufferedWriter(place) as file:
+            yield file
+        os.pwrite(self.fd, HEAD.pack(number, place.nbytes), start)
 
     def get(self, worker: int, number: int) -> bytes | None:
         """What `worker` held after its contribution `number`, one of the last two; None if it left nothing."""
@@ -73,6 +82,22 @@ class Held:
 
     def __del__(self) -> None:
         os.close(self.fd)
+
+
+class _Place(io.RawIOBase):
+    """A piece of a file, from byte `start` on, that is written in one go."""
+
+    def __init__(self, fd: int, start: int) -> None:
+        self._fd, self._start = fd, start
+        self.nbytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        written = os.pwrite(self._fd, data, self._start + self.nbytes)
+        self.nbytes += written
+        return written
 
 
 def _place(worker: int, number: int) -> int:

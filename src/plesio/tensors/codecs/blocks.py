@@ -7,6 +7,9 @@ import torch
 from plesio.tensors.codecs.in_torch import BLOCK, pack_blocks
 from plesio.tensors.codecs.packer import Packer, kernels, moved
 
+PIECE = 1 << 24
+"""Numbers that a device packs at once, for each of which it needs some 20 bytes."""
+
 
 class Blocks(Packer):
     """First the scales, as float32, then the numbers; of 4 bits, the first of two is the lower half of a byte."""
@@ -20,8 +23,13 @@ class Blocks(Packer):
 
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
         scales, codes, size = self._parts_of(into, start.numel())
-        if not start.is_cpu:
-            pack_blocks(moved(start, now, held), held, scales, codes, self._most)
+        if not now.is_cpu:
+            for at in range(0, now.numel(), PIECE):
+                end, per_byte = at + PIECE, 8 // self._bits
+                error = held[at:end] if held is not None else None
+                delta = moved(start[at:end], now[at:end], error)
+                into_scales, into_codes = scales[at // BLOCK : end // BLOCK], codes[at // per_byte : end // per_byte]
+                pack_blocks(delta, error, into_scales, into_codes, self._most)
             return size
         fast = kernels()
         pack = fast.pack_int8 if self._bits == 8 else fast.pack_int4

@@ -10,8 +10,8 @@ import torch
 
 
 class Packer:
-    """One codec. All tensors are flat; packed bytes begin where they are aligned to 64 bytes. It packs on the device where they
-    are, and unpacks on the CPU."""
+    """One codec. All tensors are flat; packed bytes begin where they are aligned to 64 bytes. It packs on the device of `now`,
+    where all but `start` has to be, and unpacks on the CPU."""
 
     def room(self, numel: int) -> int:
         """How many bytes so many numbers take."""
@@ -41,5 +41,5 @@ def kernels() -> ModuleType:
 
 def moved(start: torch.Tensor, now: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
     """What is to be packed."""
-    delta = start - now
+    delta = start.to(now.device, non_blocking=True) - now
     return delta if held is None else delta.add_(held)

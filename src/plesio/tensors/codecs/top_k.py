@@ -23,7 +23,7 @@ class Largest(Packer):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
         count = self._count(start.numel())
         places, values = self._parts(into[: 8 * count])
-        if not start.is_cpu:
+        if not now.is_cpu:
             pack_largest(moved(start, now, held), held, places, values)
             return 8 * count
         left = held if held is not None else torch.empty_like(start)
