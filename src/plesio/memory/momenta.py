@@ -28,6 +28,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
 from plesio.memory.gather import Came, NewArena
+from plesio.memory.master import Master
 from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
@@ -78,6 +79,7 @@ class Momenta(Step):
         keys: list[str | None],
         optimizer: StatefulOptimizer,
         versions: Versions,
+        master: Master | None,
         seats: int,
         workers: int,
         scale_of: Callable[[int, int], float],
@@ -90,6 +92,7 @@ class Momenta(Step):
         self.damping = GapDamping(optimizer.large)
         self.tables: Tables | None = None
         self._versions = versions
+        self._master = master
         self._workers = workers
         self._scale_of = scale_of
         self._share = scale_of(1, workers)
@@ -139,7 +142,12 @@ class Momenta(Step):
             was = optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
-        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
+        one_pass = (
+            self.tables is None
+            and self._master is None
+            and optimizer.in_one_pass(came.absent)
+            and all(optimizer.swapped)
+        )
         self._scale = [
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
@@ -159,7 +167,8 @@ class Momenta(Step):
     def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
-            self.damping.correct(gradient, master, came.then, came.absent)
+            now = self._versions.buffers[self._versions.current]
+            self.damping.correct(gradient, now, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
         if came.absent:
@@ -204,6 +213,8 @@ class Momenta(Step):
         """Write what lies at these positions into buffer `index` as it will be about."""
         optimizer, versions = self.optimizer, self._versions
         target, master = versions.buffers[index], versions.buffers[versions.current]
+        if self._master is not None:
+            master = self._master.weights
         outs, weights, totals = optimizer.select(target), optimizer.select(master), optimizer.select(self.sum)
         for position in positions:
             at, factor = ats[position], factors[position]
