@@ -86,23 +86,23 @@ class Folder:
         publisher, correction, master = self._publisher, self._correction, self._master
         versions = publisher.versions
         for came in self._gather.of(fold):
-            current = versions.buffers[versions.current]
+            before = current = versions.buffers[versions.current]
             if master is not None:
-                came = master.widened(came)
+                came, current = master.widened(came), master.weights
             if correction is not None:
                 assert came.then is not None, "it is of one worker, which reads a version"
                 correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)
             shown = versions.buffers[index]
-            target = shown if master is None else master.weights
-            self._step(target, current if master is None else target, came, index)
+            target = shown if master is None else current
+            self._step(target, current, came, index)
             if self._after is not None:
                 self._after(target)
                 publisher.rewritten()
             if master is not None:
                 master.show(shown, came)
             if correction is not None:
-                correction.stepped(current, shown, came.absent)
+                correction.stepped(before, shown, came.absent)
             publisher.made(index)
 
     def forget(self, worker: int) -> None:
@@ -139,7 +139,8 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     precision."""
     wide = state_layout(strategy, layout)
     kept = kept_copies(specs, wide) if specs else 0
-    masters = (2 + (strategy.send.privacy is not None)) * (wide is not layout)
+    corrects = not isinstance(strategy.correct, Plain)
+    masters = (2 + corrects + (strategy.send.privacy is not None)) * (wide is not layout)
     if strategy.adopt.looks_ahead and kept:
         return masters + kept + workers + held_by(strategy)
     return (
@@ -170,7 +171,9 @@ def build_folder(
         first.layout,
         strategy.gather.in_rounds and strategy.outer.averages and not strategy.outer.by_rate,
     )
-    master = Master(versions, new_arena, averages) if state_layout(strategy, layout) is not layout else None
+    corrects = not isinstance(strategy.correct, Plain)
+    has_master = state_layout(strategy, layout) is not layout
+    master = Master(versions, new_arena, averages, corrects) if has_master else None
     first = first if master is None else master.weights
     optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if optimizer is not None:
@@ -178,7 +181,7 @@ def build_folder(
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
         momenta = Momenta(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, new_arena)
         copies = [new_arena("buffer") for _ in range(held_by(strategy))]
-        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damping.correct)
+        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damp)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)
         return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta}, master)

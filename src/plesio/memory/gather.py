@@ -184,7 +184,7 @@ class InTurn(Gather):
         slots: Sequence[Arena],
         live: set[int],
         held: Sequence[Arena],
-        damp: Callable[[Arena, Arena, Arena, int], None],
+        damp: Callable[[Arena, Arena, int], None],
     ) -> None:
         super().__init__(versions, slots)
         self._live = live
@@ -194,10 +194,9 @@ class InTurn(Gather):
         self._damp = damp
 
     def hold(self, worker: int, weight: float) -> None:
-        slot, versions, absent = self._slots[worker], self._versions, self._absent.get(worker, 0)
-        copy = self._copies[self._waiting]
+        slot, absent, copy = self._slots[worker], self._absent.get(worker, 0), self._copies[self._waiting]
         mean_into(copy, [slot], [1.0], absent=absent)
-        self._damp(copy, versions.buffers[versions.current], versions.of(worker), absent)
+        self._damp(copy, self._versions.of(worker), absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, 1.0)
         self._absent_of[self._waiting] = absent

@@ -40,22 +40,19 @@ class Master:
     Args:
         averages: in rounds the mean of the workers' parameters is the next version: what rounding took off the one that they
             began from is added.
+        looks_back: contributions are corrected by how far the version moved that they were computed from.
     """
 
-    def __init__(self, versions: Versions, new_arena: NewArena, averages: bool) -> None:
+    def __init__(self, versions: Versions, new_arena: NewArena, averages: bool, looks_back: bool) -> None:
         self.weights = new_arena("master copy")
         self._mean = new_arena("mean contribution")
+        self._then = new_arena("version worked on") if looks_back else None
         self._versions = versions
         self._averages = averages
-        current = versions.buffers[versions.current]
-        for weights, shown in zip(self.weights.flat, current.flat, strict=True):
+        for weights, shown in zip(self.weights.flat, self._shown.flat, strict=True):
             weights.copy_(shown)
-        half = [
-            (place, spec.kind)
-            for place, spec in enumerate(current.layout.segments)
-            if current.flat[place].dtype in HALF
-        ]
-        self._trained = [place for place, kind in half if kind is Kind.TRAINED]
+        segments = enumerate(versions.buffers[0].layout.segments)
+        self._trained = [place for place, one in segments if one.kind is Kind.TRAINED]
 
     def widened(self, came: Came) -> Came:
         """What came, as one contribution in float32."""
@@ -63,14 +60,24 @@ class Master:
             mean_into(self._mean, came.slots, came.shares, absent=came.absent)
             came = came._replace(slots=[self._mean], shares=[1.0])
         if self._averages:
-            self._add_rest(came.slots[0])
-        return came
+            (mean,), shown = came.slots, self._shown
+            for place in self._trained:
+                for to, exact, rounded in pieces(mean.flat[place], self.weights.flat[place], shown.flat[place]):
+                    to.add_(exact - rounded)
+        return came if came.then is None else came._replace(then=self.behind(came.then))
 
-    def _add_rest(self, mean: Arena) -> None:
-        current = self._versions.buffers[self._versions.current]
+    def behind(self, then: Arena) -> Arena:
+        """What the master copy has moved from as far as the published version has from `then`: where nothing moved, no gap."""
+        assert self._then is not None, "contributions are corrected"
         for place in self._trained:
-            for to, exact, rounded in pieces(mean.flat[place], self.weights.flat[place], current.flat[place]):
-                to.add_(exact - rounded)
+            both = pieces(self._then.flat[place], self.weights.flat[place], then.flat[place], self._shown.flat[place])
+            for to, exact, old, new in both:
+                torch.sub(exact, new, out=to).add_(old)  # to the bit where old is new
+        return self._then
+
+    @property
+    def _shown(self) -> Arena:
+        return self._versions.buffers[self._versions.current]
 
     def show(self, version: Arena, came: Came) -> None:
         """Round it into `version`; of tables, the rows that `came`."""

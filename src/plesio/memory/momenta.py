@@ -131,6 +131,13 @@ class Momenta(Step):
             for group, key in zip(groups, self.optimizer.swapped, strict=True)
         ]
 
+    def damp(self, gradient: Arena, then: Arena, absent: int) -> None:
+        """Damp a gradient that is kept for a later fold."""
+        if self._master is None:
+            self.damping.correct(gradient, self._versions.buffers[self._versions.current], then, absent)
+        else:
+            self.damping.correct(gradient, self._master.weights, self._master.behind(then), absent)
+
     @quiet
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         """Both are the master copy, which nobody reads. A gradient is damped if the version that it was computed at is known."""
@@ -142,12 +149,7 @@ class Momenta(Step):
             was = optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
-        one_pass = (
-            self.tables is None
-            and self._master is None
-            and optimizer.in_one_pass(came.absent)
-            and all(optimizer.swapped)
-        )
+        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
         self._scale = [
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
@@ -167,8 +169,7 @@ class Momenta(Step):
     def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
-            now = self._versions.buffers[self._versions.current]
-            self.damping.correct(gradient, now, came.then, came.absent)
+            self.damping.correct(gradient, master, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
         if came.absent:
@@ -190,7 +191,8 @@ class Momenta(Step):
         totals = self.optimizer.select(self.sum)
         before = self.optimizer.select(came.then) if came.then is not None else None
         index = self._versions.spare()
-        out = self.optimizer.select(self._versions.buffers[index])
+        shown = self._versions.buffers[index]
+        out = self.optimizer.select(shown if self._master is None else came.slots[0])  # read before it is written
 
         def ahead(position: int) -> PassAhead:
             then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
@@ -203,6 +205,8 @@ class Momenta(Step):
         for position, lacks in enumerate(lacking):
             if before and not lacks:
                 self.damping.learn(position, gaps[position], elements[position])
+            if self._master is not None and not lacks:
+                self.optimizer.select(shown)[position].copy_(out[position])
         self._swap_out(own, self._begun[came.worker], lacking)
         ats = self.optimizer.at()
         factors = self.factors(ats)

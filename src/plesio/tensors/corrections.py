@@ -1,7 +1,6 @@
 """Corrections of a stale gradient, applied in its slot before the fold.
 
-`current` is the version it is folded into, `backup` the one it was computed from (what its worker was sent). Both are as they
-were published, so where half precision is rounded for workers, gaps are between what workers saw.
+`current` is the version it is folded into, `backup` the one it was computed from (what its worker was sent).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from plesio.strategy.answers import DelayCompensated, GapAware
-from plesio.tensors.arena import HALF, Arena, Kind
+from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Kept
 from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
 
@@ -55,20 +54,13 @@ def closeness(room: float) -> float:
     return 1.0 / room if room > SMALLEST_ROOM else 0.0
 
 
-def moved(then: Operand, now: Operand) -> Operand:
-    """now - then, a new tensor or array; of half precision in float32."""
-    if isinstance(now, torch.Tensor) and now.dtype in HALF:
-        return now.float().sub_(then)
-    return now - then
-
-
 def distance(one: Operand, other: Operand) -> Operand:
     """|one - other|, element by element; a new tensor or array.
 
     >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0]))
     tensor([2., 1.])
     """
-    gap = moved(other, one)
+    gap = one - other
     return np.abs(gap, out=gap) if isinstance(gap, np.ndarray) else gap.abs_()
 
 
@@ -79,8 +71,6 @@ Sums = Callable[[Operand], list[float]]
 def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_of: Sums) -> list[float]:
     """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|."""
     sums: list[float] = []
-    if isinstance(now, torch.Tensor):  # as half precision always is
-        slope = torch.as_tensor(slope)
     for g, new, old in ((slope, now, then),) if len(slope) <= CHUNK else pieces(slope, now, then):
         gap = distance(new, old)
         sums += sums_of(gap)
@@ -127,12 +117,12 @@ class DelayCompensation(Correction):
         rule = self._rule
         if self._mean_square is None:
             for g, now, then in _chunks(absent, gradient, current, backup):
-                g.add_((g * g).mul_(moved(then, now)), alpha=rule.lam)
+                g.add_((g * g).mul_(now - then), alpha=rule.lam)
             return
         for g, now, then, mean_square in _chunks(absent, gradient, current, backup, self._mean_square):
             square = g * g
             mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
-            g.add_(square.mul_(moved(then, now)).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
+            g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
 
     def kept(self) -> Kept:
         return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})
