@@ -5,7 +5,8 @@
 | at the server  | as it was; of the workers' momenta, the mean | each worker begins with a copy of it   |
 | in the workers | that of the lowest worker                    | each worker goes on with its own       |
 
-The master copy goes on where the server has one under both strategies; it has state in float32, and workers in the model's dtype.
+The master copy goes on where the server has one under both strategies, else it begins as the weights. State is float32 beside it,
+and of the model's dtype in workers.
 The state of an outer optimizer goes on where the new one is of the same class, and that of a correction where it is the same one.
 What else a worker held (what packing left out) goes on where it sends and takes back in the same way.
 """
