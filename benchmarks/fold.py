@@ -6,6 +6,7 @@ A fold here is all that is done with the tensors for one contribution: it is fol
 The rival is `torch.optim`'s `step()` on one flat tensor of as many numbers, which is a part of it; `limit` is a copy of as many
 bytes as a fold reads and writes. A small model is folded right after the last fold, and after some sleep, as a server of workers
 that take their time finds its caches. Of a large one the CPU time of one thread is taken.
+In bfloat16 a fold is in float32, and torch's step in bfloat16.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], Optimizer]] = {
 }
 
 
-def ours(strategy: ps.Strategy, optimizer: str, parameters: int = SMALL) -> Callable[[], None]:
+def ours(strategy: ps.Strategy, optimizer: str, parameters: int = SMALL, dtype: str = "float32") -> Callable[[], None]:
     """One contribution folded, and its worker sent on."""
-    layout = Layout([TensorSpec("w", (parameters,), "float32", Kind.TRAINED, 0)])
+    layout = Layout([TensorSpec("w", (parameters,), dtype, Kind.TRAINED, 0)])
     ring = Versions([Arena.private(layout) for _ in range(WORKERS + 2)])
     slots = [Arena.private(layout) for _ in range(WORKERS)]
     spec = OptimizerSpec.of(OPTIMIZERS[optimizer]([torch.nn.Parameter(torch.zeros(1))]))
-    folder = build_folder(strategy, [spec], ring, slots, WORKERS, lambda _: Arena.private(layout))
+    folder = build_folder(strategy, [spec], ring, slots, WORKERS, lambda _: Arena.private(layout.wide))
     for worker in range(WORKERS):
         folder.publish(worker)
     for slot in slots:
@@ -69,10 +70,10 @@ def ours(strategy: ps.Strategy, optimizer: str, parameters: int = SMALL) -> Call
     return fold
 
 
-def torchs(optimizer: str, parameters: int = SMALL) -> Callable[[], None]:
+def torchs(optimizer: str, parameters: int = SMALL, dtype: str = "float32") -> Callable[[], None]:
     """One step of torch's optimizer."""
-    weights = torch.nn.Parameter(torch.zeros(parameters))
-    weights.grad = torch.full((parameters,), 0.5)
+    weights = torch.nn.Parameter(torch.zeros(parameters, dtype=getattr(torch, dtype)))
+    weights.grad = torch.full_like(weights, 0.5)
     steps = OPTIMIZERS[optimizer]([weights])
 
     def step() -> None:
@@ -132,6 +133,22 @@ def large(arguments: argparse.Namespace) -> list[Row]:
     return found
 
 
+def half(arguments: argparse.Namespace) -> list[Row]:
+    """Models in bfloat16, which the server steps in float32; torch steps them in bfloat16."""
+    parameters = LARGE[0] if arguments.quick else LARGE[-1]
+    found = []
+    for optimizer in OPTIMIZERS:
+        strategies = {"async_sgd": ps.async_sgd(), "async_sgd plain": ps.async_sgd("plain")}
+        deeds = {name: ours(one, optimizer, parameters, "bfloat16") for name, one in strategies.items()}
+        deeds["torch"] = torchs(optimizer, parameters, "bfloat16")
+        tasks = {name: functools.partial(cpu_ms, deed, 4) for name, deed in deeds.items()}
+        took_ms = interleave(tasks, 1 if arguments.quick else arguments.runs)
+        for name in strategies:
+            measure = f"{name} with {optimizer}, {parameters:.0e} in bfloat16: CPU of a fold"
+            found.append(row(measure, took_ms[name], "ms", against="torch's step", against_values=took_ms["torch"]))
+    return found
+
+
 def small(arguments: argparse.Namespace) -> list[Row]:
     """A model of a few thousand numbers."""
     times = 50 if arguments.quick else 500
@@ -154,4 +171,4 @@ def small(arguments: argparse.Namespace) -> list[Row]:
 if __name__ == "__main__":
     given = parser(__doc__ or "", runs=3).parse_args()
     torch.set_num_threads(1)
-    report("fold", [*small(given), *large(given)], given.json)
+    report("fold", [*small(given), *large(given), *half(given)], given.json)

@@ -131,6 +131,28 @@ def plain_pytorch(build: Build, optimizers: Optimizers, steps: int, batch: int =
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+def with_master(build: Build, optimizers: Optimizers, steps: int, batch: int = 8) -> dict[str, torch.Tensor]:
+    """The same, by hand: the optimizer steps float32 copies of what is in half precision, which is then rounded."""
+    inputs, labels = data()
+    model, master = build(), build()
+    for module in master.modules():
+        for name, value in module.named_parameters(recurse=False):
+            if value.dtype in (torch.bfloat16, torch.float16):
+                setattr(module, name, nn.Parameter(value.detach().float()))
+    optimizer = optimizers(master)
+    for step in range(steps):
+        rows = rows_of(step, batch, len(inputs))
+        model.zero_grad()
+        loss_of(model, inputs[rows], labels[rows]).backward()
+        for exact, rounded in zip(master.parameters(), model.parameters(), strict=True):
+            exact.grad = rounded.grad.to(exact.dtype) if rounded.grad is not None else None
+        optimizer.step()
+        with torch.no_grad():
+            for exact, rounded in zip(master.parameters(), model.parameters(), strict=True):
+                rounded.copy_(exact)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
 def rows_of(step: int, batch: int, rows: int) -> slice:
     start = step * batch % (rows - rows % batch)
     return slice(start, start + batch)

@@ -12,6 +12,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, error memories; fragments: 2 W |
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
+| master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from plesio.errors import ConfigurationError
 from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.memory.folder import state_copies
 from plesio.memory.last_weights import LastWeights
+from plesio.memory.master import state_layout
 from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
 from plesio.strategy import Strategy
@@ -78,6 +80,8 @@ class Blocks:
         self.tables = tables_at(self.model.tables)
         self._check_privacy()
         self.folds = strategy.via.at_server
+        self.state_layout = state_layout(strategy, self.layout)
+        """Of what the server keeps."""
         self.mirrored = strategy.via.by_collective
         self.gives_back_mean = strategy.gives_back_mean
         self.specs = _specs_of(strategy, self.first, workers)
@@ -98,7 +102,7 @@ class Blocks:
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
-        check_room(self.layout.nbytes * (blocks + slots + kept), what)
+        check_room(self.layout.nbytes * (blocks + slots) + self.state_layout.nbytes * kept, what)
         self._state: list[SharedBlock] = []
         self._ring = SharedBlock.create(self.layout.nbytes * blocks, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
@@ -163,12 +167,13 @@ class Blocks:
     def new_arenas(self) -> Callable[[str], Arena]:
         """Makes memory for what the server keeps."""
         # not a method of ours: in a cycle, memory would wait for the collector
-        return partial(_new_arena, self._state, self.layout, self.strategy.name)
+        return partial(_new_arena, self._state, self.state_layout, self.strategy.name)
 
-    def lent(self, count: int, what: str) -> tuple[SharedBlock, tuple[Arena, ...]]:
-        """Memory for so many arenas of `what`, for a worker."""
-        block = SharedBlock.create(self.layout.nbytes * count or PAGE, what)
-        return block, arenas(block, self.layout, count)
+    def lent(self, count: int, what: str, layout: Layout | None = None) -> tuple[SharedBlock, tuple[Arena, ...]]:
+        """Memory for so many arenas of `what`, for a worker; or in another `layout`."""
+        layout = layout or self.layout
+        block = SharedBlock.create(layout.nbytes * count or PAGE, what)
+        return block, arenas(block, layout, count)
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""

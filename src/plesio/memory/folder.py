@@ -2,6 +2,8 @@
 
     gather (what came) -> correct (a stale gradient) -> step (the next version) -> publish (what readers are shown)
 
+Of parameters of half precision the master copy is stepped, see `plesio.memory.master`.
+
 | strategy                     | gather            | step                               | publish                    |
 | ---------------------------- | ----------------- | ---------------------------------- | -------------------------- |
 | gradients, in rounds         | all as one        | the user's optimizer               | the version itself         |
@@ -18,6 +20,7 @@ import torch
 
 from plesio.core.events import Fold
 from plesio.memory.gather import AllAtOnce, Gather, InTurn, NewArena, held_by
+from plesio.memory.master import Master, state_layout
 from plesio.memory.momenta import Ahead, Momenta, momentum_keys
 from plesio.memory.packed import Packed
 from plesio.memory.publish import Publisher, Versions
@@ -53,13 +56,15 @@ class Folder:
         publisher: Publisher,
         after: Applied | None,
         parts: dict[str, Any],
+        master: Master | None = None,
     ) -> None:
         self._gather = gather
         self._correction = correction
         self._step = step
         self._publisher = publisher
         self._after = after
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._master = master
+        self._parts = {name: part for name, part in {**parts, "master": master}.items() if part is not None}
         self.came = gather.came
         self.hold = gather.hold
         self.publish, self.snapshot = publisher.publish, publisher.whole
@@ -78,21 +83,26 @@ class Folder:
 
     def fold(self, fold: Fold) -> None:
         """Make the next version of the contributions of `fold`."""
-        publisher, correction = self._publisher, self._correction
+        publisher, correction, master = self._publisher, self._correction, self._master
         versions = publisher.versions
         for came in self._gather.of(fold):
-            current = versions.buffers[versions.current]
+            before = current = versions.buffers[versions.current]
+            if master is not None:
+                came, current = master.widened(came), master.weights
             if correction is not None:
                 assert came.then is not None, "it is of one worker, which reads a version"
                 correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)
-            target = versions.buffers[index]
+            shown = versions.buffers[index]
+            target = shown if master is None else current
             self._step(target, current, came, index)
             if self._after is not None:
                 self._after(target)
                 publisher.rewritten()
+            if master is not None:
+                master.show(shown, came)
             if correction is not None:
-                correction.stepped(current, target, came.absent)
+                correction.stepped(before, shown, came.absent)
             publisher.made(index)
 
     def forget(self, worker: int) -> None:
@@ -125,11 +135,17 @@ class Folder:
 
 
 def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Layout, workers: int) -> int:
-    """How many times the size of the model is kept at the server beside versions and slots."""
-    kept = kept_copies(specs, layout) if specs else 0
+    """How many times the size of the model is kept at the server beside versions and slots; in float32 where it is of half
+    precision."""
+    wide = state_layout(strategy, layout)
+    kept = kept_copies(specs, wide) if specs else 0
+    corrects = not isinstance(strategy.correct, Plain)
+    masters = (2 + corrects + (strategy.send.privacy is not None)) * (wide is not layout)
     if strategy.adopt.looks_ahead and kept:
-        return kept + workers + held_by(strategy)
-    return kept + strategy.correct.state_copies + min(1, held_by(strategy)) + (strategy.send.codec is not None)
+        return masters + kept + workers + held_by(strategy)
+    return (
+        masters + kept + strategy.correct.state_copies + min(1, held_by(strategy)) + (strategy.send.codec is not None)
+    )
 
 
 def build_folder(
@@ -151,16 +167,24 @@ def build_folder(
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
     first = versions.buffers[versions.current]
+    layout, averages = (
+        first.layout,
+        strategy.gather.in_rounds and strategy.outer.averages and not strategy.outer.by_rate,
+    )
+    corrects = not isinstance(strategy.correct, Plain)
+    has_master = state_layout(strategy, layout) is not layout
+    master = Master(versions, new_arena, averages, corrects) if has_master else None
+    first = first if master is None else master.weights
     optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if optimizer is not None:
         optimizer.copies_always = after is not None
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
-        momenta = Momenta(keys, optimizer, versions, len(slots), workers, strategy.outer.scale, new_arena)
+        momenta = Momenta(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, new_arena)
         copies = [new_arena("buffer") for _ in range(held_by(strategy))]
-        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damping.correct)
+        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damp)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)
-        return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta})
+        return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta}, master)
     build = CORRECTIONS[type(strategy.correct)]
     correction = build(strategy.correct, new_arena) if build is not None else None
     gather = AllAtOnce(strategy, versions, slots, correction is not None, new_arena)
@@ -168,9 +192,8 @@ def build_folder(
     codec = strategy.adopt.codec
     shown = Packed(codec, versions, packed) if codec is not None else None
     publisher = shown or Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
-    return Folder(
-        gather, correction, step, publisher, after, {"optimizer": optimizer, "correction": correction, "shown": shown}
-    )
+    parts = {"optimizer": optimizer, "correction": correction, "shown": shown}
+    return Folder(gather, correction, step, publisher, after, parts, master)
 
 
 def _step(

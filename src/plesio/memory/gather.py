@@ -102,19 +102,21 @@ class AllAtOnce(Gather):
         self._held_absent = ALL  # of all that is in the buffer
         codec = strategy.send.codec
         self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
-        if self._packing is not None:
-            self._unpacked = new_arena("sum of deltas")
         self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None
+        layout = versions.buffers[0].layout
+        sums = self._packing is not None or (self._noise is not None and layout.wide is not layout)
+        self._sum = new_arena("sum of deltas") if sums else None
         self._held = Accumulator(new_arena("buffer"), held_by(strategy)) if held_by(strategy) else None
 
     def hold(self, worker: int, weight: float) -> None:
         assert self._held is not None, "only a buffer that lets workers go on holds"
         slot = self._slots[worker]
         absent = self._absent.get(worker, 0) if self._leaves_out else 0
-        unpacked = slot if self._packing is None else self._packing.mean_into(self._unpacked, [slot], [1.0], absent)
-        self._held.add(unpacked, weight, absent)
+        if self._packing is not None and self._sum is not None:
+            slot = self._packing.mean_into(self._sum, [slot], [1.0], absent)
+        self._held.add(slot, weight, absent)
         if self.tables is not None:
-            self.tables.hold(worker, slot, weight)
+            self.tables.hold(worker, self._slots[worker], weight)
         self._held_absent &= self._absent.get(worker, 0)
 
     def of(self, fold: Fold) -> Iterable[Came]:
@@ -141,12 +143,13 @@ class AllAtOnce(Gather):
         if len(fold.members) == 1 and self._packing is None and self._noise is None:  # as most are
             return [self._slots[fold.members[0].worker]], [1.0]
         slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
-        if self._packing is not None:
-            return [self._packing.mean_into(self._unpacked, slots, shares, absent)], [1.0]
+        if self._packing is not None and self._sum is not None:
+            return [self._packing.mean_into(self._sum, slots, shares, absent)], [1.0]
         if self._noise is not None:
-            mean_into(slots[0], slots, shares)
-            self._noise.add(slots[0], len(slots))
-            return slots[:1], [1.0]
+            mean = self._sum or slots[0]
+            mean_into(mean, slots, shares)
+            self._noise.add(mean, len(slots))
+            return [mean], [1.0]
         return slots, shares
 
     def _absent_in(self, fold: Fold) -> int:
@@ -181,7 +184,7 @@ class InTurn(Gather):
         slots: Sequence[Arena],
         live: set[int],
         held: Sequence[Arena],
-        damp: Callable[[Arena, Arena, Arena, int], None],
+        damp: Callable[[Arena, Arena, int], None],
     ) -> None:
         super().__init__(versions, slots)
         self._live = live
@@ -191,9 +194,9 @@ class InTurn(Gather):
         self._damp = damp
 
     def hold(self, worker: int, weight: float) -> None:
-        slot, versions, absent = self._slots[worker], self._versions, self._absent.get(worker, 0)
-        self._damp(slot, versions.buffers[versions.current], versions.of(worker), absent)
-        mean_into(self._copies[self._waiting], [slot], [1.0], absent=absent)
+        slot, absent, copy = self._slots[worker], self._absent.get(worker, 0), self._copies[self._waiting]
+        mean_into(copy, [slot], [1.0], absent=absent)
+        self._damp(copy, self._versions.of(worker), absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, 1.0)
         self._absent_of[self._waiting] = absent

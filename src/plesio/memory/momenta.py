@@ -28,6 +28,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
 from plesio.memory.gather import Came, NewArena
+from plesio.memory.master import Master
 from plesio.memory.publish import Publisher, Versions
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
@@ -78,6 +79,7 @@ class Momenta(Step):
         keys: list[str | None],
         optimizer: StatefulOptimizer,
         versions: Versions,
+        master: Master | None,
         seats: int,
         workers: int,
         scale_of: Callable[[int, int], float],
@@ -90,6 +92,7 @@ class Momenta(Step):
         self.damping = GapDamping(optimizer.large)
         self.tables: Tables | None = None
         self._versions = versions
+        self._master = master
         self._workers = workers
         self._scale_of = scale_of
         self._share = scale_of(1, workers)
@@ -127,6 +130,13 @@ class Momenta(Step):
             _paced(workers, group) if key == "exp_avg" else group
             for group, key in zip(groups, self.optimizer.swapped, strict=True)
         ]
+
+    def damp(self, gradient: Arena, then: Arena, absent: int) -> None:
+        """Damp a gradient that is kept for a later fold."""
+        if self._master is None:
+            self.damping.correct(gradient, self._versions.buffers[self._versions.current], then, absent)
+        else:
+            self.damping.correct(gradient, self._master.weights, self._master.behind(then), absent)
 
     @quiet
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
@@ -181,7 +191,8 @@ class Momenta(Step):
         totals = self.optimizer.select(self.sum)
         before = self.optimizer.select(came.then) if came.then is not None else None
         index = self._versions.spare()
-        out = self.optimizer.select(self._versions.buffers[index])
+        shown = self._versions.buffers[index]
+        out = self.optimizer.select(shown if self._master is None else came.slots[0])  # read before it is written
 
         def ahead(position: int) -> PassAhead:
             then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
@@ -194,6 +205,8 @@ class Momenta(Step):
         for position, lacks in enumerate(lacking):
             if before and not lacks:
                 self.damping.learn(position, gaps[position], elements[position])
+            if self._master is not None and not lacks:
+                self.optimizer.select(shown)[position].copy_(out[position])
         self._swap_out(own, self._begun[came.worker], lacking)
         ats = self.optimizer.at()
         factors = self.factors(ats)
@@ -204,6 +217,8 @@ class Momenta(Step):
         """Write what lies at these positions into buffer `index` as it will be about."""
         optimizer, versions = self.optimizer, self._versions
         target, master = versions.buffers[index], versions.buffers[versions.current]
+        if self._master is not None:
+            master = self._master.weights
         outs, weights, totals = optimizer.select(target), optimizer.select(master), optimizer.select(self.sum)
         for position in positions:
             at, factor = ats[position], factors[position]

@@ -5,6 +5,8 @@
 | at the server  | as it was; of the workers' momenta, the mean | each worker begins with a copy of it   |
 | in the workers | that of the lowest worker                    | each worker goes on with its own       |
 
+The master copy goes on where the server has one under both strategies, else it begins as the weights. State is float32 beside it,
+and of the model's dtype in workers.
 The state of an outer optimizer goes on where the new one is of the same class, and that of a correction where it is the same one.
 What else a worker held (what packing left out) goes on where it sends and takes back in the same way.
 """
@@ -12,7 +14,7 @@ What else a worker held (what packing left out) goes on where it sends and takes
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +22,11 @@ import torch
 from plesio.errors import CheckpointError
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
+from plesio.memory.master import state_layout
 from plesio.memory.port import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.carrying import Carried, Held, from_plain
+from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
 from plesio.tensors.cut import cut
 
 Own = dict[str, Any]
@@ -33,7 +36,7 @@ Own = dict[str, Any]
 def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict[int, bytes]:
     """Have `folder` go on from what was kept under the strategy `was`; what each worker begins with."""
     now = blocks.strategy
-    at_server = _at_server(kept, Layout(cut(blocks.model.specs, was.send.fragments)))
+    at_server = _at_server(kept, state_layout(was, Layout(cut(blocks.model.specs, was.send.fragments))))
     lowest = _loaded(kept.own[min(kept.own)]) if kept.own else None
     of_user = at_server if was.steps_at_server else lowest
     given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
@@ -47,7 +50,11 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
         )
     if was.correct == now.correct and "correction" in kept.numbers:
         folder.go_on("correction", kept.numbers["correction"], kept.tensors)
+    if "master" in kept.numbers and "master" in folder.kept().numbers:
+        folder.go_on("master", kept.numbers["master"], kept.tensors)
     common = of_user if was.steps_at_server or was.outer.in_worker or now.outer.in_worker else None
+    if common is not None and common is at_server:
+        common = {**common, "optimizer": _in_dtype_of(blocks.ring[0].views, common["optimizer"])}
     return _for_workers(blocks, kept.own, common, (was.send, was.adopt) == (now.send, now.adopt))
 
 
@@ -107,14 +114,26 @@ def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
 
 def _give(blocks: Blocks, folder: Folder, states: Mapping[int, dict[str, Any]]) -> None:
     """The optimizer at the server begins with these."""
-    held = tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(blocks.ring[0].views))
+    views = Arena.private(blocks.state_layout).views
+    states = _in_dtype_of(views, states)
+    held = tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views))
     carried = Carried(held)
-    _, arenas = blocks.lent(len(carried.keys), "the optimizer's state")
+    _, arenas = blocks.lent(len(carried.keys), "the optimizer's state", blocks.state_layout)
     for key, arena in zip(carried.keys, arenas, strict=True):
         for place, one in enumerate(held):
             if key in one.whole:
                 arena.views[place].copy_(states[place][key])
     folder.begin_from(carried, arenas)
+
+
+def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The states, with what is of their parameters' size in the dtype that these have where it goes on."""
+    found = dict(states)
+    for place, view in enumerate(views):
+        for key, value in states.get(place, {}).items():
+            if torch.is_tensor(value) and is_whole(key, value.to(view.dtype), view):
+                found[place] = {**found[place], key: value.to(view.dtype)}
+    return found
 
 
 def _loaded(data: bytes) -> Own:

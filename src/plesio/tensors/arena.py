@@ -19,11 +19,13 @@ from math import prod
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch.utils.dlpack import from_dlpack
 
 from plesio.tensors.operands import Operand, operand
 
 CPU = torch.device("cpu")
+HALF = (torch.float16, torch.bfloat16)
 ALIGNMENT = 64
 PAGE = 4096
 ALL_PARTS = -1
@@ -124,18 +126,22 @@ class Layout:
     (4096, 16, 48)
     """
 
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self.specs = tuple(specs)
+    def __init__(self, specs: Sequence[TensorSpec], widened: bool = False) -> None:
+        """`widened`: as `wide` has it."""
+        self.specs = tuple(map(_wider, specs)) if widened else tuple(specs)
         starts = [0] * len(specs)
         segments: list[Segment] = []
         at = 0
         order = sorted(range(len(specs)), key=lambda i: (*_together(specs[i]), i))
         for (kind, part, group, dtype, _), some in groupby(order, key=lambda i: _together(specs[i])):
             tensors, start, itemsize = tuple(some), at, getattr(torch, dtype).itemsize
+            stored = self.specs[tensors[0]]
+            times = stored.torch_dtype.itemsize // itemsize
             for index in tensors:
                 starts[index] = at
-                at += (specs[index].numel * itemsize + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-            segments.append(Segment(kind, group, dtype, start, (at - start) // itemsize, tensors, part))
+                at += times * ((specs[index].numel * itemsize + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+            numel = (at - start) // (times * itemsize)
+            segments.append(Segment(kind, group, stored.dtype, start, numel, tensors, part))
         self.starts = tuple(starts)
         self.segments = tuple(segments)
         trained = [one for one in segments if one.kind is Kind.TRAINED]
@@ -148,6 +154,12 @@ class Layout:
         self.nbytes = max(PAGE, (at + PAGE - 1) // PAGE * PAGE)
         self.parts = 1 + max((spec.part for spec in specs), default=0)
         self._stretches: dict[tuple[tuple[Kind, ...], int], list[tuple[int, int]]] = {}
+
+    @cached_property
+    def wide(self) -> Layout:
+        """The same with float32 in place of half precision where an optimizer moves it: the same segments, of as many elements
+        each. Itself where there is none."""
+        return Layout(self.specs, widened=True) if any(_wider(one) is not one for one in self.specs) else self
 
     def lacking(self, absent: int) -> frozenset[int]:
         """The trained segments of which all tensors are in this set (`plesio.tensors.tensor_set`), by number. They come first in
@@ -230,6 +242,10 @@ def _words(value: object) -> str:
 
 def _together(spec: TensorSpec) -> tuple[Kind, int, int, str, bool]:
     return spec.kind, spec.part, spec.group, spec.dtype, spec.asleep
+
+
+def _wider(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, dtype="float32") if spec.kind.moves and spec.torch_dtype in HALF else spec
 
 
 class Lies(msgspec.Struct, frozen=True):

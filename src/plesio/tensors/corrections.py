@@ -15,7 +15,6 @@ import torch
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Kept
-from plesio.tensors.mean import HALF
 from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
 
 
@@ -93,7 +92,7 @@ def compiled_sums(gap: Operand) -> list[float]:
     >>> compiled_sums(torch.ones(STRETCH + 2))
     [65536.0, 2.0]
     """
-    numbers = np.asarray(gap.float() if gap.dtype in HALF else gap)
+    numbers = np.asarray(gap)
     return [_sum(numbers[start : start + STRETCH]) for start in range(0, len(numbers), STRETCH)]
 
 

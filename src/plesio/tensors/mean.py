@@ -17,12 +17,11 @@ from math import frexp
 
 import torch
 
-from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.arena import HALF, Arena, Kind
 from plesio.tensors.finite import is_finite
 from plesio.tensors.operands import CHUNK, pieces
 
 Weighted = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[float]], None]
-HALF = (torch.float16, torch.bfloat16)
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: how to read it as plain bits, by which a NaN is like itself."""
 
@@ -89,7 +88,7 @@ def mean_into(
 
 def weighted_into(target: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
     """`target` = sum of shares[i] * parts[i]."""
-    if target.dtype in HALF and len(parts) > 1:
+    if parts[0].dtype in HALF and len(parts) > 1:
         _half_into(target, parts, shares)
         return
     if len(parts) == 1:
@@ -202,7 +201,7 @@ class Accumulator:
                 share = weight / self._weights[segment]
                 _half_into(total, [one] if first else [total, one], [share] if first else [1 - share, share])
             elif first:
-                torch.mul(one, weight * self._down, out=total)
+                torch.mul(one.to(total.dtype), weight * self._down, out=total)
             else:
                 total.add_(one, alpha=weight * self._down)
         self._add_constants(part)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Layout, TensorSpec
+from plesio.tensors.arena import ALL_PARTS, HALF, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.finite import is_finite
 from plesio.tensors.several import parts_of
 
@@ -138,6 +138,11 @@ def mean_of(gradients: Sequence[torch.Tensor], shares: Sequence[float]) -> torch
     return torch.sparse_coo_tensor(indices, values, gradients[0].shape, check_invariants=False).coalesce()
 
 
+def copy_rows(target: torch.Tensor, source: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy these rows, into the target's dtype."""
+    target.index_copy_(0, rows, source.index_select(0, rows).to(target.dtype))
+
+
 class _Behind:
     """The rows of one table that changed since a buffer was current."""
 
@@ -188,8 +193,9 @@ class Tables:
             self.nbytes += view.nbytes if one.count == WHOLE else one.count * (_row_bytes(view) + INDEX_BYTES)
 
     def gradients_of(self, worker: int, slot: Arena) -> dict[int, torch.Tensor]:
-        """By tensor."""
-        return {one.tensor: gradient_in(slot.views[one.tensor], one) for one in self._in_slots.get(worker, ())}
+        """By tensor; of half precision in float32, as the master copy is stepped."""
+        given = {one.tensor: gradient_in(slot.views[one.tensor], one) for one in self._in_slots.get(worker, ())}
+        return {place: one.float() if one.dtype in HALF else one for place, one in given.items()}
 
     def hold(self, worker: int, slot: Arena, weight: float) -> None:
         """Keep what lies in a slot for the fold."""
@@ -218,8 +224,7 @@ class Tables:
             if behind.count >= len(target.views[place]):
                 target.views[place].copy_(current.views[place])
             else:
-                rows = torch.cat(behind.rows)
-                target.views[place].index_copy_(0, rows, current.views[place].index_select(0, rows))
+                copy_rows(target.views[place], current.views[place], torch.cat(behind.rows))
         self._behind[index] = {}
 
     def changed(self, gradients: Mapping[int, torch.Tensor], index: int) -> None:

@@ -167,7 +167,7 @@ class Order:
                 and cut(specs, self._strategy.send.fragments) == specs
             )
             if sound and self._strategy.steps_at_server:
-                kept_copies(hello.optimizers, layout)
+                kept_copies(hello.optimizers, layout.wide)
         except PlesioError:
             return
         except Exception as error:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.tensors.mean import HALF, room_for, same_bits
+from plesio.tensors.arena import HALF
+from plesio.tensors.mean import room_for, same_bits
 from plesio.transport.collective import Group
 
 
