@@ -198,12 +198,18 @@ def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one
 
 
 @pytest.mark.parametrize(
-    ("loop", "strategy"),
-    [(by_lightning, "hogwild"), (by_transformers, "async_sgd"), (by_accelerate, "local_sgd")],
+    ("loop", "strategy", "engine"),
+    [
+        (by_lightning, "hogwild", ALONE),
+        (by_transformers, "async_sgd", ALONE),
+        (by_accelerate, "local_sgd", "local"),
+        pytest.param(by_lightning, "hogwild", "local", marks=pytest.mark.slow),
+        pytest.param(by_transformers, "async_sgd", "local", marks=pytest.mark.slow),
+    ],
 )
-def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str, tmp_path: Path) -> None:
+def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str, engine: Any, tmp_path: Path) -> None:
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=0.5)
-    run = ps.run(part, strategy, workers=2, timeout_s=60.0)
+    run = ps.run(part, strategy, workers=2, engine=engine, timeout_s=60.0)
     assert run.samples + 4 * run.batches_unvisited == EPOCHS * ROWS
     assert run.batches_unvisited <= 2, "what is accumulated when the data ends makes no step"
 
