@@ -41,7 +41,7 @@ unit: setup
 		$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal -m 'not slow and not ray' $$files
 
 test-long: setup
-	$(BIN)/python -m pytest -q -m 'not ray'
+	$(BIN)/python -m pytest -q --hypothesis-profile=long -m 'not ray'
 
 # The documentation site, in build/site; a warning is an error.
 docs: setup

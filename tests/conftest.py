@@ -6,7 +6,9 @@ import signal
 
 import pytest
 import torch
+from hypothesis import settings
 
 pytest.register_assert_rewrite("support")
+settings.register_profile("long")  # for support.long_forms
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)

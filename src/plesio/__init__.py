@@ -46,8 +46,8 @@ from plesio.strategy.recipes.synchronous import *
 if TYPE_CHECKING:
     from plesio.launch.remote.join import join as join
     from plesio.launch.remote.table_server import join_server as join_server
+    from plesio.launch.replayed.repeatable import ReplayError as ReplayError
     from plesio.launch.replayed.replay import Replayed as Replayed
-    from plesio.launch.replayed.replay import ReplayError as ReplayError
     from plesio.launch.replayed.replay import replay as replay
     from plesio.launch.result import EvaluateError as EvaluateError
     from plesio.launch.result import Run as Run
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
     from plesio.worker.worker import Worker as Worker
 
 _NEED_TORCH = {
-    "plesio.launch.replayed.replay": ("Replayed", "ReplayError", "replay"),
+    "plesio.launch.replayed.repeatable": ("ReplayError",),
+    "plesio.launch.replayed.replay": ("Replayed", "replay"),
     "plesio.launch.remote.join": ("join",),
     "plesio.launch.remote.table_server": ("join_server",),
     "plesio.transport.secure": ("ProofError",),

@@ -284,7 +284,8 @@ class Endless(Sampler[int]):
         return count()
 
 
-def test_a_sampler_without_length_or_end_is_refused() -> None:
+def test_a_sampler_without_length_or_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plesio.worker.data.order.LENGTH_MAX", 1 << 14)
     sampled = DataLoader(range(ROWS), batch_sampler=None, batch_size=None, sampler=Endless())  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigurationError, match=r"Endless has no length.*__len__"):
         Order(sampled, seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from plesio.core.events import Pushed, RowsWanted
 from plesio.observe.history import read_summary
 from plesio.observe.record import LIVE
 from plesio.observe.report import write_report
-from plesio.observe.rows import LINES_MAX, in_lines, slow_server
+from plesio.observe.rows import LINES_MAX, OF_SERVER, OF_TABLE, in_lines, slow_server
 from plesio.observe.summary import RowServer, RowsSummary
 from plesio.protocol.journal import read_journal, records
 
@@ -131,6 +132,41 @@ def test_each_of_several_servers_says_what_it_did(tmp_path: Path) -> None:
     last = [one for one in map(json.loads, (run.folder / LIVE).read_text().splitlines()) if one["kind"] == "at"][-1]
     assert [one["pulls"] for one in last["row_servers"]] == 3 * [2 * STEPS]
     assert f'"row_servers":[[0,{run.wall_s},[{{"rows":' in (run.folder / "report.html").read_text()
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.told: list[ps.sinks.Told] = []
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None: ...
+
+    def tell(self, told: ps.sinks.Told) -> None:
+        self.told.append(told)
+
+    def end(self, summary: Any) -> None: ...
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_sinks_are_told_of_tables_and_servers_as_the_run_goes(servers: int, tmp_path: Path) -> None:
+    sink = Sink()
+    run = ps.run(train, ps.async_sgd(), workers=2, servers=servers, sinks=[sink], pace=0.03)
+    told = [one.values for one in sink.told]
+    own = {f"rows/ids/{what}": getattr(run.rows["ids"], what) for what in OF_TABLE}
+    own |= {
+        f"row_servers/{k}/{what}": getattr(one, what) for k, one in enumerate(run.row_servers) for what in OF_SERVER
+    }
+    assert told[-1] == own
+    assert {"rows/ids/stale_share", "rows/ids/pulled_bytes"} < own.keys()
+    assert ("row_servers/1/wait_s" in own) == (servers > 1), "one process holds all rows"
+    stepped = [one["rows/ids/stepped"] for one in told if one]
+    assert sum(count < stepped[-1] for count in stepped) > 0, "while it is under way"
+    assert stepped == sorted(stepped)
+
+
+def test_sinks_are_told_nothing_of_rows_where_there_are_none() -> None:
+    sink = Sink()
+    ps.run(without, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
+    assert {*sink.told[-1].values} == set()
 
 
 def test_a_server_that_keeps_workers_waiting_is_told_of() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import plesio as ps
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    accelerate = pytest.importorskip("accelerate")
-    pl = pytest.importorskip("lightning")
-    transformers = pytest.importorskip("transformers")
 
+class Later:
+    """A package, imported when something of it is used: each process that shares the tests imports this file."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, what: str) -> Any:
+        return getattr(pytest.importorskip(self._name), what)
+
+
+accelerate, pl, transformers = Later("accelerate"), Later("lightning"), Later("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 EPOCHS, ROWS = 3, 64
 ALONE = ps.Simulated("uniform")
@@ -55,22 +60,6 @@ def network() -> nn.Module:
 Settings = dict[str, Any]
 
 
-class Module(pl.LightningModule):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        loss = (self.net(batch[0]) - batch[1]).square().mean()
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = AdamW(self.parameters(), lr=0.01)
-        schedule = CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
 def by_lightning(worker: ps.Worker | None, batch: int, folder: str, clip: float | None) -> nn.Module:
     settings: Settings = {
         "max_epochs": EPOCHS,
@@ -80,7 +69,9 @@ def by_lightning(worker: ps.Worker | None, batch: int, folder: str, clip: float 
         "log_every_n_steps": 1,
         "logger": pl.pytorch.loggers.CSVLogger(folder),
     }
-    module = Module()
+    from support.trainers import Module
+
+    module = Module(network())
     if worker is None:
         pl.Trainer(accelerator="cpu", enable_progress_bar=False, **settings).fit(module, loader(batch))
     else:
@@ -181,14 +172,22 @@ def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> N
 
 
 @ALL
-@pytest.mark.parametrize("strategy", ["sync_sgd", ps.allreduce("torch")], ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "engine"),
+    [
+        ("sync_sgd", ALONE),
+        (ps.allreduce("torch"), "local"),
+        pytest.param("sync_sgd", "local", marks=pytest.mark.slow),
+    ],
+    ids=["simulated", "allreduce", "sync_sgd"],
+)
 def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one_saves(
-    loop: Loop, strategy: Any, tmp_path: Path
+    loop: Loop, strategy: Any, engine: Any, tmp_path: Path
 ) -> None:
     """Clipping is left out: each worker clips its own gradient."""
     alone = loop(None, batch=8, folder=str(tmp_path / "alone"), clip=None).state_dict()
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=None)
-    run = ps.run(part, strategy, workers=2, timeout_s=60.0)
+    run = ps.run(part, strategy, workers=2, engine=engine, timeout_s=60.0)
     assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in run.state_dict.items())
     found = (tmp_path / "run").rglob("*")
     kept = [one for one in found if one.suffix == ".ckpt" or one.name.startswith("checkpoint-")]
@@ -199,12 +198,18 @@ def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one
 
 
 @pytest.mark.parametrize(
-    ("loop", "strategy"),
-    [(by_lightning, "hogwild"), (by_transformers, "async_sgd"), (by_accelerate, "local_sgd")],
+    ("loop", "strategy", "engine"),
+    [
+        (by_lightning, "hogwild", ALONE),
+        (by_transformers, "async_sgd", ALONE),
+        (by_accelerate, "local_sgd", "local"),
+        pytest.param(by_lightning, "hogwild", "local", marks=pytest.mark.slow),
+        pytest.param(by_transformers, "async_sgd", "local", marks=pytest.mark.slow),
+    ],
 )
-def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str, tmp_path: Path) -> None:
+def test_workers_together_read_the_data_once_an_epoch(loop: Loop, strategy: str, engine: Any, tmp_path: Path) -> None:
     part = partial(train, loop=loop, batch=4, folder=str(tmp_path / "run"), clip=0.5)
-    run = ps.run(part, strategy, workers=2, timeout_s=60.0)
+    run = ps.run(part, strategy, workers=2, engine=engine, timeout_s=60.0)
     assert run.samples + 4 * run.batches_unvisited == EPOCHS * ROWS
     assert run.batches_unvisited <= 2, "what is accumulated when the data ends makes no step"
 
@@ -216,39 +221,6 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         for row in inputs()[:24]:
             yield row, row.sum(0, keepdim=True)
-
-
-class Watched(Module):
-    """It remembers what it was shown; `data` makes the loader to train from."""
-
-    def __init__(self, data: Callable[[], Any], manual: bool = False) -> None:
-        super().__init__()
-        self.data, self.seen, self.validated = data, list[float](), 0
-        self.automatic_optimization = not manual
-
-    def train_dataloader(self) -> Any:
-        return self.data()
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        self.seen.extend(batch[0][:, 0].tolist())
-        loss = (self.net(batch[0]) - batch[1]).square().mean()
-        self.log("loss", loss, on_epoch=True)
-        if not self.automatic_optimization:
-            optimizer: Any = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        return loss
-
-    def validation_step(self, batch: Any, number: int) -> None:
-        self.validated += len(batch[0])
-        loss = (self.net(batch[0]) - batch[1]).square().mean()
-        self.log("judged", loss, sync_dist=True)  # each worker validates on all of the data, so there is nothing to ask
-        self.log("never", 1.0)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = AdamW(self.parameters(), lr=0.01)
-        return [optimizer], [CosineAnnealingLR(optimizer, 10)]
 
 
 def rows(number: int, batch: int, **settings: Any) -> DataLoader[Any]:
@@ -264,8 +236,10 @@ def by_watched(
     manual: bool = False,
     **settings: Any,
 ) -> Any:
+    from support.trainers import Watched
+
     settings |= {"default_root_dir": folder, "callbacks": callbacks(), "enable_model_summary": False}
-    module = Watched(data, manual)
+    module = Watched(network(), data, manual)
     module.net[1] = nn.Dropout(0.3)
     torch.manual_seed(2)
     if worker is None:
@@ -344,14 +318,6 @@ class NamedStream(IterableDataset[Any]):
             yield Rows()[place]
 
 
-class Stopping(transformers.TrainerCallback):  # type: ignore[misc]
-    """Stops after 5 steps, and wants to save wherever it is."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        control.should_training_stop = state.global_step == 5
-        control.should_save = True
-
-
 def by_arguments(
     worker: ps.Worker | None,
     folder: str,
@@ -417,8 +383,14 @@ def test_one_worker_goes_by_training_arguments(option: Settings, tmp_path: Path)
     assert all(torch.equal(value, weights[name]) for name, value in run.state_dict.items())
 
 
+def stopping() -> list[Any]:
+    from support.trainers import Stopping
+
+    return [Stopping()]
+
+
 def test_callbacks_of_the_hugging_face_trainer_save_once_and_stop_all(tmp_path: Path) -> None:
-    part = partial(by_arguments, folder=str(tmp_path), callbacks=lambda: [Stopping()], num_train_epochs=9)
+    part = partial(by_arguments, folder=str(tmp_path), callbacks=stopping, num_train_epochs=9)
     run = ps.run(part, "sync_sgd", workers=2, engine=ALONE)
     assert [run.returned[rank][0] for rank in range(2)] == [5, 5]
     assert len(list(tmp_path.glob("checkpoint-*/rng_state.pth"))) == 5
@@ -428,23 +400,13 @@ def test_callbacks_of_the_hugging_face_trainer_save_once_and_stop_all(tmp_path: 
 # What asks all workers
 
 
-class Asking(Watched):
-    """Its logged value of a step is the mean over workers."""
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        self.log("first", batch[0][0, 0], sync_dist=True)
-        return super().training_step(batch, number)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.answers = [*getattr(self, "answers", []), float(self.trainer.callback_metrics["first"])]
-
-
 def asking(worker: ps.Worker) -> Any:
     from plesio.integrations.accelerate import Accelerator
     from plesio.integrations.lightning import Trainer
+    from support.trainers import Asking
 
     quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    module = Asking(lambda: rows(16, 4))
+    module = Asking(network(), lambda: rows(16, 4))
     Trainer(worker, max_epochs=1, **quiet).fit(module, val_dataloaders=rows(8, 4))
     accelerator = Accelerator(worker)
     mine = torch.tensor([1.0 + worker.rank])

@@ -18,6 +18,7 @@ from plesio.protocol.journal import Folded, read_journal
 from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS
+from support.long_forms import in_turn
 from support.loops import data
 from support.replayed import build
 
@@ -32,6 +33,8 @@ STRATEGIES = [
     for fragments, codec in ((2, None), (3, "int4"))
     for overlap in (False, True)
 ] + [ps.slowmo(4, fragments=2), ps.local_sgd(ps.Seconds(0.9), fragments=2)]
+QUICK = 0, 3, 5, 10, 13
+"""Each recipe but slowmo, which is local_sgd with another outer step; with overlap and without, packed and not, by time."""
 
 
 def train(worker: Any) -> None:
@@ -69,7 +72,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Contribu
     return found
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{one.name} {one.adopt}")
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(one, marks=() if number in QUICK else pytest.mark.slow, id=f"{one.name} {one.adopt}")
+        for number, one in enumerate(STRATEGIES)
+    ],
+)
 def test_a_worker_that_dies_and_one_that_comes_late(strategy: Strategy, tmp_path: Path) -> None:
     """Every batch is in a version, and a replay gives the same bits."""
     run = simulated(strategy, FAULTY, runs=tmp_path)
@@ -118,11 +127,12 @@ def test_only_a_part_travels(recipe: Any, codec: str | None, sent: dict[tuple[in
     assert run.summary.bytes == 2 * sum(each[part] * count for part, count in parts.items())
 
 
-@pytest.mark.parametrize("seconds", [1.35, 2.1])
 @pytest.mark.parametrize(
-    "strategy",
-    [ps.local_sgd(6, fragments=2), ps.diloco(6, fragments=3), ps.diloco(6, fragments=3, codec="int4")],
-    ids=lambda one: str(one.name),
+    ("strategy", "seconds"),
+    in_turn(
+        [ps.local_sgd(6, fragments=2), ps.diloco(6, fragments=3), ps.diloco(6, fragments=3, codec="int4")], [1.35, 2.1]
+    ),
+    ids=lambda one: str(getattr(one, "name", one)),
 )
 def test_a_resumed_run_gives_the_same_weights(strategy: Strategy, seconds: float, tmp_path: Path) -> None:
     """What workers did on the parts that they had not sent comes back, too."""

@@ -81,9 +81,9 @@ def test_simulated_runs_and_replays_leak_nothing(
     assert first.folder is not None
     with nobody_looks_for_cycles():
         before = left()
-        runs = [simulated() for _ in range(10)]
+        runs = [simulated() for _ in range(4)]
         assert left() == before
-        again = [ps.replay(first.folder, train) for _ in range(5)]
+        again = [ps.replay(first.folder, train) for _ in range(2)]
         assert left() == before
     for one in (*runs, *again):
         assert all(torch.equal(value, one.state_dict[name]) for name, value in first.state_dict.items())
@@ -104,6 +104,6 @@ def test_failed_simulated_runs_leak_nothing(how: str, tmp_path: Path) -> None:
     simulated()
     with nobody_looks_for_cycles():
         before = left()
-        for _ in range(5):
+        for _ in range(3):
             simulated()
         assert left() == before

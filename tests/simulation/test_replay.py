@@ -30,7 +30,7 @@ from plesio.launch.torch_settings import TorchSettings
 from plesio.protocol.journal import FILE_NAME, JournalError, Received, Record, read_journal, records
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
-from support.long_forms import but_slow
+from support.long_forms import but_slow, in_turn
 from support.plain_folds import without_kernels
 from support.replayed import Augmented, build, chancy, fills_the_disk
 
@@ -545,11 +545,13 @@ def leaving_early(worker: Any, epochs: int = 3) -> None:
                 model(inputs)
 
 
-@pytest.mark.parametrize("data", ["leases", "shards"])
 @pytest.mark.parametrize(
-    "strategy",
-    [ps.sync_sgd(), ps.async_sgd(), ps.first_of(2), ps.local_sgd(7), ps.local_sgd(100), ps.async_local_sgd(5)],
-    ids=lambda one: one.name,
+    ("strategy", "data"),
+    in_turn(
+        [ps.sync_sgd(), ps.async_sgd(), ps.first_of(2), ps.local_sgd(7), ps.local_sgd(100), ps.async_local_sgd(5)],
+        ["leases", "shards"],
+    ),
+    ids=lambda one: str(getattr(one, "name", one)),
 )
 def test_workers_far_away_ask_ahead_and_their_run_replays(strategy: Strategy, data: str, tmp_path: Path) -> None:
     """All data is trained on once in each epoch."""

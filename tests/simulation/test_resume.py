@@ -17,6 +17,7 @@ from plesio.protocol.journal import Received, read_journal
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
+from support.long_forms import in_turn
 from support.replayed import Augmented, build
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
@@ -79,8 +80,9 @@ HOLDING = [
 ]
 
 
-@pytest.mark.parametrize("seconds", [1.3, 2.1])
-@pytest.mark.parametrize("strategy", HOLDING, ids=lambda one: str(one.name))
+@pytest.mark.parametrize(
+    ("strategy", "seconds"), in_turn(HOLDING, [1.3, 2.1]), ids=lambda one: str(getattr(one, "name", one))
+)
 def test_what_a_worker_holds_comes_back(strategy: Strategy, seconds: float, tmp_path: Path) -> None:
     """The inner AdamW, what the codecs left out, what was shown: weights equal those of the uninterrupted run, although it
     was stopped between two exchanges."""

@@ -1,4 +1,4 @@
-"""Parameters of which most are left to `make test-long`."""
+"""What is left to `make test-long`: most parameters of a test, most examples of a property."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+
+def examples(quick: int) -> int:
+    """So many examples of a property; in `make test-long`, which takes another profile, five times as many."""
+    return 5 * quick if settings.get_current_profile_name() == "long" else quick
 
 
 def but_slow(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,7 @@ def rooms() -> dict[str, Path]:
     return {one.stem: one for one in sorted(found)}
 
 
+@cache
 def files_of() -> dict[str, list[Path]]:
     """The test files of each room."""
     files: dict[str, list[Path]] = {room: [] for room in rooms()}

@@ -17,6 +17,7 @@ from plesio.protocol.coding import ProtocolError
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_slots import MOST, RowSlots
+from support.long_forms import examples
 
 SPECS = TableSpec("ids", 2, ps.RowSGD(0.5)), TableSpec("words", 3, ps.RowSGD(0.5))
 NOTHING = (0, 0)
@@ -120,7 +121,7 @@ requests = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(requests | st.sampled_from([SERVED_AHEAD, SENT, SENT, ANSWERED, ANSWERED]), max_size=40), st.randoms())
 def test_whatever_a_worker_asks_for_the_server_can_serve_and_step(said: list[Any], draw: Any) -> None:
     """Rows step when a contribution is answered, from where they lie by then."""

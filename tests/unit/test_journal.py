@@ -59,8 +59,9 @@ from plesio.protocol.journal import (
 from plesio.protocol.journal.records import HEAD, MAGIC, frame_header
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Each
+from support.long_forms import examples
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=examples(20), deadline=None, derandomize=True)
 NAN = float("nan")
 RUN = JournalHead(
     strategy="async_sgd",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plesio.protocol import evaluator, launcher, worker
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.transport.doorbell import ANSWER_BYTES_MAX
+from support.long_forms import examples
 from support.messages import messages
 
 UNIONS = {
@@ -25,7 +26,7 @@ UNIONS = {
     "evaluator to launcher": launcher.FromEvaluator,
 }
 KINDS = [pytest.param(union, kind, id=kind.__name__) for union in UNIONS.values() for kind in get_args(union)]
-QUICK = settings(max_examples=25, deadline=None)
+QUICK = settings(max_examples=examples(10), deadline=None)
 
 
 @pytest.mark.parametrize(("union", "kind"), KINDS)

@@ -27,6 +27,7 @@ from plesio.observe.repeats import middle, notes, times_of
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
+from support.long_forms import but_slow
 
 FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006
 WORKERS = 4
@@ -772,7 +773,7 @@ def test_byte_sizes_are_rounded() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", range(60, 160))
+@pytest.mark.parametrize("width", but_slow(range(60, 160), range(60, 160, 9)))
 def test_no_figure_of_a_comparison_is_cut_at_any_width(width: int) -> None:
     fast = msgspec.structs.replace(fabricate(KINDS[2]), strategy="async_sgd", samples=28_755, bytes=34_600_000)
     slow = msgspec.structs.replace(fabricate(KINDS[5]), strategy="local_sgd(every 16 steps)", samples=195_831)

@@ -25,6 +25,7 @@ from plesio.tables.links import WAITS, merged, rows_in, write_rows
 from plesio.tables.module import Table
 from plesio.tables.spec import RowAdagrad, RowAdam, TableSpec
 from plesio.tables.store import COPIED, Store
+from support.long_forms import examples
 
 SPECS = (
     TableSpec("ids", 4, RowAdagrad(0.1)),
@@ -106,7 +107,7 @@ ACTS = st.lists(st.one_of(st.tuples(KEYS, KEYS), st.just("save"), st.just("delet
 
 
 @given(acts=ACTS, servers=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_each_checkpoint_has_the_rows_of_its_time(
     acts: list[Any], servers: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -19,6 +19,7 @@ from plesio.core.events import Cancel, Discard, Evict, Fold, FoldRows, Grant, Ho
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Seconds, Within
 from support.cluster import Cluster
+from support.long_forms import examples
 
 
 def strategies() -> list[Strategy]:
@@ -73,7 +74,7 @@ def random_actions(seed: int, workers: int, count: int) -> list[tuple[str, int, 
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(
     workers=st.integers(1, 6),
     actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.integers(0, 15)), max_size=80),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
 from plesio.errors import ConfigurationError
-from plesio.strategy.answers.answer import NUMBER, POSITIVE, Allowed
+from plesio.strategy.answers.answer import NUMBER, POSITIVE, Allowed, allowed_by_field
 
 INFINITE = float("inf")
 FINITE = Allowed(
@@ -28,13 +27,7 @@ class Checked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_fields(made: Any) -> None:
     """Raise `ConfigurationError` for a field whose value is none that it allows."""
-    for field, allowed in _allowed(type(made)):  # type: ignore[arg-type]
+    for field, allowed in allowed_by_field(type(made)):  # type: ignore[arg-type]
         value = getattr(made, field)
         if not allowed.holds(value):
             raise ConfigurationError(f"{type(made).__name__}({field}={value!r}): {field} must be {allowed.words}")
-
-
-@cache
-def _allowed(kind: type[Any]) -> list[tuple[str, Allowed]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field, one) for field, hint in hints.items() for one in getattr(hint, "__metadata__", ())]

@@ -10,6 +10,7 @@ from typing import Any, Self
 from plesio.config.until import Until
 from plesio.errors import words_of
 from plesio.launch.job import Live
+from plesio.observe import rows
 from plesio.observe.asked import taken
 from plesio.observe.record import Record
 from plesio.observe.sinks import Feeds, Told
@@ -104,7 +105,8 @@ class Watching:
 
     def _feed(self, live: Live) -> None:
         self._metrics = live.metrics
-        told = Told(live.time_s, live.version, live.steps, live.samples, {**live.logged, **live.metrics})
+        values = {**rows.values(live.now), **live.logged, **live.metrics}
+        told = Told(live.time_s, live.version, live.steps, live.samples, values)
         if live.time_s >= 0 and told != self._fed:
             self._fed = told
             self._feeds.tell(told)

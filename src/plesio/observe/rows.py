@@ -1,11 +1,16 @@
-"""What became of the rows of tables (`plesio.Table`), and what the servers did that hold them, in words."""
+"""What became of the rows of tables (`plesio.Table`) and what their servers did: in words, and as numbers by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from plesio.observe.amounts import byte_size, number, percent
+from plesio.observe.standing import Standing
 from plesio.observe.summary import RowServer, RowsSummary
+
+OF_TABLE = *(one for one in RowsSummary.__struct_fields__ if one != "hot"), "stale_share", "mean_staleness"
+OF_SERVER = *RowServer.__struct_fields__, "wait_s"
+"""What sinks are told of each table and of each of several servers; a key is no number to plot."""
 
 LINES_MAX = 4
 HOT_SHARE, HOT_ROWS, HOT_MAX = 0.5, 10_000, 3
@@ -61,3 +66,17 @@ def in_lines(tables: Mapping[str, RowsSummary]) -> Iterable[str]:
             yield f"table {name}: the keys that most contributions pulled, estimated: {hot}"
     if len(tables) > LINES_MAX:
         yield f"and {len(tables) - LINES_MAX} more tables"
+
+
+def values(now: Standing | None) -> dict[str, float]:
+    """What sinks are told: of each table, and of each of several servers by its number.
+
+    >>> told = values(Standing(rows={"ids": RowsSummary(rows=800, stepped=2000, stale=500)}, row_servers=(RowServer(rows=800),)))
+    >>> told["rows/ids/stepped"], told["rows/ids/stale_share"], told["row_servers/0/rows"]
+    (2000, 0.25, 800)
+    """
+    if now is None:
+        return {}
+    tables = {f"rows/{name}/{what}": getattr(one, what) for name, one in now.rows.items() for what in OF_TABLE}
+    servers = enumerate(now.row_servers)
+    return tables | {f"row_servers/{k}/{what}": getattr(one, what) for k, one in servers for what in OF_SERVER}

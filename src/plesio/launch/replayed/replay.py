@@ -40,10 +40,10 @@ from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.replayed.recorded_worker import RecordedWorker, answers
+from plesio.launch.replayed.repeatable import ReplayError, changed, check_beginning, check_until, strategy_of
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.meter import Meter
-from plesio.observe.provenance import train_hash, versions
-from plesio.protocol.journal import NO_END, Journal, JournalError, JournalHead, WorkerEvent, read_journal, records
+from plesio.protocol.journal import NO_END, Journal, JournalError, WorkerEvent, read_journal, records
 from plesio.protocol.worker import (
     Beginning,
     Contribution,
@@ -94,17 +94,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         return f"{found}\n{self.missing}" if self.missing else found
 
 
-class ReplayError(ConfigurationError):
-    """A journal that cannot be replayed, or not with this script and these libraries.
-
-    >>> run = ps.run(train, "sync_sgd", workers=2, runs="runs", engine=ps.Simulated("uniform"))
-    >>> ps.replay(run.folder, train, until=1000)
-    Traceback (most recent call last):
-        ...
-    plesio.launch.replayed.replay.ReplayError: until=1000: ... holds versions 0 to 10; give one of these
-    """
-
-
 class _DifferentError(Exception):
     """Something came out otherwise than in the journal."""
 
@@ -134,10 +123,10 @@ def replay(
     (True, True)
     """
     journal = read_journal(run)
-    strategy = _strategy(journal)
-    _check_beginning(journal)
+    strategy = strategy_of(journal)
+    check_beginning(journal)
     if until is not None:
-        _check_until(journal, until)
+        check_until(journal, until)
     if not WHOLE.holds(servers) or not 1 <= servers <= SERVERS_MAX:
         raise ConfigurationError(f"servers={servers!r}: a whole number from 1 to {SERVERS_MAX}")
     differences = changed(journal.head, train)
@@ -163,55 +152,6 @@ def _apply(journal: Journal) -> None:
         msgspec.convert(journal.head.torch, TorchSettings).apply()
     except (msgspec.ValidationError, RuntimeError) as error:
         raise JournalError(f"{journal.path}: its settings of torch are none that plesio writes: {error}") from error
-
-
-def _check_beginning(journal: Journal) -> None:
-    for record in journal:
-        if not isinstance(record, records.Noted):
-            return
-        if record.text.startswith(records.BEGINS):
-            raise ReplayError(
-                f"{journal.path} {record.text}: a run that went on under another strategy, or with other workers, cannot be "
-                "replayed from its journal alone; the part before it can, from that run's"
-            )
-
-
-def _check_until(journal: Journal, until: int) -> None:
-    """Before anything is done again: the journal must get there."""
-    last = max((one.version for one in journal if isinstance(one, records.Folded)), default=0)
-    if isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= last:
-        lost = f" (it lacks {journal.missing})" if journal.missing is not None else ""
-        raise ReplayError(f"until={until!r}: {journal.path} holds versions 0 to {last}{lost}; give one of these")
-
-
-def changed(head: JournalHead, train: Callable[..., object]) -> list[str]:
-    """What is not as it was, in words."""
-    now = versions()
-    found = [f"{name} was {was}, is {now.get(name)}" for name, was in head.versions.items() if was != now.get(name)]
-    if head.train_hash and head.train_hash != train_hash(train):  # the head of workers that joined does not know it
-        found.append(f"the training function ({head.script or 'in no file'}) has changed")
-    capability = torch.backends.cpu.get_cpu_capability()
-    if head.cpu_capability != capability:
-        found.append(f"torch used {head.cpu_capability} kernels, uses {capability}")
-    return found
-
-
-def _strategy(journal: Journal) -> Strategy:
-    try:
-        strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise JournalError(f"{journal.path}: its strategy is none that plesio writes: {error}") from error
-    if not strategy.via.at_server:
-        raise ReplayError(
-            f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
-            "order; strategies with a server can be replayed"
-        )
-    if strategy.send.privacy is not None:
-        raise ReplayError(
-            f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "
-            "replay it could take it off"
-        )
-    return strategy
 
 
 class _Checksums(Recorder):

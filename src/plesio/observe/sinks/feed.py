@@ -26,7 +26,8 @@ SHORT_S = 1.0  # after so long a wait at the end, a line says which sink it is f
 class Told(NamedTuple):
     """How a run stands: seconds since training began, what was done until then, and the newest numbers by name.
 
-    `values` are those that `evaluate` returned and workers logged.
+    `values` are those that `evaluate` returned and workers logged, and what became of the rows of tables
+    (`rows/TABLE/stepped`, `row_servers/0/wait_s`).
     """
 
     time_s: float

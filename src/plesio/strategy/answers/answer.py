@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from plesio.errors import StrategyError
@@ -42,6 +43,13 @@ HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
 TORCH_OR_NONE = Allowed("'torch' or None", lambda value: value in ("torch", None))
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
+
+
+@cache
+def allowed_by_field(kind: type[Any]) -> list[tuple[str, Allowed]]:
+    """What the annotations of a class say that its fields may have."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [(field, one) for field, hint in hints.items() for one in getattr(hint, "__metadata__", ())]
 
 
 class Answer:
@@ -84,9 +92,8 @@ class Answer:
     by_collective: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for field, hint in get_type_hints(type(self), include_extras=True).items():
-            for allowed in getattr(hint, "__metadata__", ()):
-                allowed.check(type(self).__name__, field, getattr(self, field))
+        for field, allowed in allowed_by_field(type(self)):  # type: ignore[arg-type]
+            allowed.check(type(self).__name__, field, getattr(self, field))
 
     def grants(self, pace: float, fastest: float) -> int:
         """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""

@@ -1,0 +1,202 @@
+"""The doorbell of a worker on another host than its server: messages and tensors over a link."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from plesio.core.events import Verdict
+from plesio.errors import DeadlineError, PlesioError
+from plesio.launch.remote.carrier import Carrier
+from plesio.launch.remote.link import Link, Reseated
+from plesio.launch.remote.rows import RemoteRows
+from plesio.protocol import worker as messages
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.payloads import Payloads, cut
+from plesio.protocol.remote import BoardNews
+from plesio.protocol.worker import A, Answer, Beginning, GoOn
+from plesio.tensors.arena import Arena
+from plesio.transport.doorbell import nothing
+from plesio.transport.ring import Ring, Shown
+from plesio.transport.wire import Frame
+from plesio.transport.wire import Kind as FrameKind
+from plesio.worker.exchanges.server import SeatLostError
+
+decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
+decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messages.ToWorker | BoardNews)
+
+
+class RemoteBell:
+    """What a worker's doorbell is (`plesio.transport.doorbell`), over a link: tensors go with the messages.
+
+    Where it waits, it raises `SeatLostError` if the seat is lost, and `DeadlineError` if nothing comes in time. While a worker
+    that goes on has a contribution in flight, a `Carrier` has the link.
+    """
+
+    buffer = 0  # of the ring of one
+
+    def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
+        self.reseated = False  # whether the worker lost its seat, and has to introduce itself
+        self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
+        self.rows: RemoteRows | None = None
+        self._rejoin = rejoin
+        self._link = link
+        self._carrier: Carrier | None = None
+        self._pulled = False
+        self._worker = worker
+        self._answers: deque[Answer] = deque()
+        self._replies: deque[messages.ToWorker] = deque()
+        self._hearing = threading.Lock()
+        self.news = BoardNews(0, 0)  # what the server last wrote on the board
+        self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
+
+    def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
+        """From now on versions are received into `ring`, and contributions sent from `slot`."""
+        self._payloads, self._versions, self._packed = payloads, ring, ring
+        if payloads.answers is not None:
+            payloads.answers.ready()
+            self._packed = Arena.private(payloads.layout)
+        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
+
+    def send(self, message: messages.FromWorker) -> None:
+        spans = self._payloads.spans(message) if isinstance(message, messages.Contribution) else ()
+        payload = [self._slot[start:end] for start, end in spans]
+        if isinstance(message, messages.Contribution) and message.beside.rows and self.rows is not None:
+            payload += self.rows.gradients(message.number)
+        if isinstance(message, messages.Contribution) and message.beside.goes_on and not self.reseated:
+            frame = FrameKind.DOORBELL, encode(message), payload
+            self._carrier = Carrier(self._link, frame, self._receive, lambda: bool(self._answers))
+        else:
+            self.say(FrameKind.DOORBELL, message, payload)
+
+    def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
+        return ring.first
+
+    def show(self, message: messages.FromWorker) -> None:
+        self.say(FrameKind.DOORBELL, message, [self._ring])
+
+    def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
+        """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
+        if self.reseated or (self.untold is not None and kind is not FrameKind.LAUNCHER):
+            return
+        frame = kind, encode(message), payload
+        if self._carrier is not None and self._carrier.say(frame):
+            return
+        try:
+            self._settle()
+            self._link.send(*frame)
+        except Reseated:
+            self._lose()
+
+    def waiting(self, timeout_s: float = 0.0) -> bool:
+        """Whether an answer has come, or the seat is lost; waits for that up to `timeout_s`."""
+        if self._carrier is not None:
+            return self._carrier.over  # no system call; a worker that goes on never waits here
+        if not self._answers and not self.reseated:
+            self._hear(timeout_s, lambda: bool(self._answers))
+        return bool(self._answers) or self.reseated
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
+        meanwhile()
+        phase = f"waited for the answer to contribution {number} (computed from version {version})"
+        self._until(lambda: self._carrier is None and bool(self._answers), timeout_s, phase)
+        answer = self._answers.popleft()
+        assert isinstance(answer, kind), "a worker knows what comes next"
+        if isinstance(answer, GoOn) and self._payloads.answers is not None:
+            self._payloads.answers.move(self._versions, self._packed, answer.part)
+        if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
+            self.say(FrameKind.PULL, b"")
+            self._pulled = False
+            self._until(lambda: self._pulled, timeout_s, phase)
+        return answer
+
+    def glance(self) -> None:
+        """Take what has come, in a thread of its own; nothing where the worker itself is listening."""
+        if self._hearing.acquire(blocking=False):
+            try:
+                with suppress(PlesioError):  # the worker itself finds out
+                    self._receive(0.0)
+            except Reseated:
+                self._lose()
+            finally:
+                self._hearing.release()
+
+    def reply(self, kind: type[messages.ToWorker], timeout_s: float, waiting_for: str) -> messages.ToWorker:
+        """Wait for the next message of this kind on the channel, or a refusal. Data that was asked ahead may come before it."""
+
+        def come() -> list[messages.ToWorker]:  # a copy: a carrier adds to them meanwhile
+            return [one for one in tuple(self._replies) if isinstance(one, (kind, messages.Refused))]
+
+        self._until(lambda: bool(come()), timeout_s, f"waited for {waiting_for}")
+        reply = come()[0]
+        self._replies.remove(reply)
+        return reply
+
+    def end(self) -> None:
+        """The link is the training thread's from here on; nobody asks any more what came of the contribution in flight."""
+        with suppress(Exception):
+            self._settle()
+
+    def _until(self, done: Callable[[], bool], timeout_s: float, phase: str) -> None:
+        end_s = time.monotonic() + timeout_s
+        while self.untold is not None or not done():
+            if self.reseated or self.untold is not None:
+                raise SeatLostError(self._rejoin)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 and self._carrier is None:
+                raise DeadlineError(
+                    f"worker {self._worker} {phase} for {timeout_s:.0f} s: the server has not answered; it is frozen or "
+                    "starved, or another worker holds everybody for longer than timeout_s"
+                )
+            self._hear(left_s, done)
+
+    def _hear(self, timeout_s: float, done: Callable[[], bool]) -> None:
+        """Take one frame, if one comes in time; or wait until it is `done` by the carrier, or the link is this thread's again."""
+        try:
+            if self._carrier is None:
+                with self._hearing:
+                    self._receive(timeout_s)
+            elif self._carrier.wait(done, timeout_s) or timeout_s <= 0:
+                self._settle()
+        except Reseated:
+            self._lose()
+
+    def _settle(self) -> None:
+        """Have the link back, after what its carrier is at, and raise what that met with."""
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            carrier.end()
+
+    def _receive(self, timeout_s: float) -> None:
+        frame = self._link.receive(timeout_s, self._place)
+        if frame is None:
+            return
+        came = self._came
+        if came is None:
+            self._pulled = True
+        elif isinstance(came, BoardNews):
+            self.news = came
+        elif isinstance(came, Answer):
+            self._answers.append(came)
+        else:
+            self._replies.append(came)
+
+    def _place(self, frame: Frame) -> Sequence[memoryview]:
+        """Read the message, and say where its payload belongs."""
+        if frame.kind is FrameKind.CHANNEL:
+            self._came = decode_said(frame.body)
+            return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
+        self._came = answer = decode_answer(frame.body) if frame.kind is FrameKind.ANSWER else None
+        if isinstance(answer, GoOn):
+            return cut(self._packed.bytes, self._payloads.spans(answer))
+        return [self._ring] if isinstance(answer, Beginning) else cut(self._ring, self._payloads.moving)
+
+    def _lose(self) -> None:
+        self.reseated, self.untold = True, None
+        self._answers.clear()
+        self._replies.clear()
