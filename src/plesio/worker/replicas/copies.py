@@ -44,6 +44,9 @@ class Copies:
         """Copy from the device to the host."""
         to.copy_(source)
 
+    def keep(self, source: torch.Tensor) -> None:
+        """Its memory is not to be given to others before it is copied, even if the loop lets go of it."""
+
     def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
         """Copy from the host to the device."""
         to.copy_from(version, *kinds, part=part)
@@ -95,6 +98,10 @@ class StreamedCopies(Copies):
             # Torch would copy into pageable memory, and on from there before it has come.
             source = torch.empty_like(to, device=source.device).copy_(source)
         self._copy(to, source)
+
+    def keep(self, source: torch.Tensor) -> None:
+        if source.is_cuda:
+            source.record_stream(self._stream)
 
     def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
         with self.behind():

@@ -53,6 +53,7 @@ class EarlyCopies:
         self._copied[index] = _Copied(gradient.data_ptr(), gradient._version, sum_of_bits(gradient))
         with self._copies.behind():
             self._copies.put(self._places[index], gradient)
+        self._copies.keep(gradient)
 
     def take(self, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Of the `gradients` to send, those whose copies count as far as the host knows, and the sum of their bits then."""
