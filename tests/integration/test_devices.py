@@ -232,17 +232,33 @@ def test_simulated_workers_share_a_device() -> None:
 
 WAITS: list[dict[str, int]] = []
 """Of each step, where the host waited."""
+TOLD: list[str] = []
+"""The messages that a worker told the server."""
+
+
+def with_streams(worker: ps.Worker) -> tuple[FakeStreams, nn.Module, torch.optim.Optimizer]:
+    """A model on a device whose copies have a stream of their own, as on a GPU, and are late. All gradients are copied early.
+    Whenever the worker says something to the server, all copies are over."""
+    replica.copies_for = lambda device, pieces: FakeCopies(FakeStreams(), device)  # type: ignore[assignment]
+    early.EARLY_BYTES = 0
+    model = nn.Linear(4, 2).to(lazy())
+    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), None)
+    copies, bell = worker._exchange.replica._copies, worker._exchange.doorbell
+    send = bell.send
+
+    def checked(message: Any) -> None:
+        assert not copies._pending, message
+        TOLD.append(type(message).__name__)
+        send(message)
+
+    bell.send = checked
+    return copies.fakes, model, optimizer
 
 
 def counting(worker: ps.Worker) -> None:
-    """Copies have a stream of their own, as on a GPU. All gradients are copied early; every other one is changed then."""
-    streams = FakeStreams()
-    replica.copies_for = lambda device, pieces: FakeCopies(streams, device)  # type: ignore[assignment]
-    early.EARLY_BYTES = 0
-    device = lazy()
-    model = nn.Linear(4, 2).to(device)
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), None)
-    rows, factor = torch.ones(3, 4).to(device), torch.full((), 0.5).to(device)
+    """The gradients of every other step are changed after they were copied."""
+    streams, model, optimizer = with_streams(worker)
+    rows, factor = torch.ones(3, 4).to(lazy()), torch.full((), 0.5).to(lazy())
     for step in range(6):
         optimizer.zero_grad(set_to_none=step % 3 == 0)
         with Synchronisations() as waits:
@@ -274,6 +290,26 @@ def own_device(worker: ps.Worker) -> str:
 def test_workers_take_a_hosts_gpus_by_turns(gpus: int, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert ps.run(own_device, "sync_sgd", workers=3, engine=ps.Simulated("uniform")).returned == devices
+
+
+def telling(worker: ps.Worker) -> None:
+    """It has nothing to send at first: the version that it began from was not copied yet when it says so."""
+    _, model, optimizer = with_streams(worker)
+    worker.contribute(samples=0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4).to(lazy())).square().sum().backward()
+        optimizer.step()
+
+
+def test_all_copies_are_over_when_a_worker_tells_the_server() -> None:
+    """From then on the slot is read, and the version may be overwritten."""
+    program = (
+        "import json, plesio as ps; from integration.test_devices import telling, TOLD\n"
+        "ps.run(telling, ps.async_local_sgd(h=2), workers=1, engine=ps.Simulated('uniform'))\n"
+        "print(json.dumps(TOLD))"
+    )
+    assert in_a_new_process(program) == ["Contribution"] * 3 + ["Farewell"]
 
 
 def test_hogwild_on_a_device_is_refused() -> None:

@@ -14,9 +14,9 @@ A CUDA device works through queues (streams). Copies have one of their own besid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -44,6 +44,9 @@ class Copies:
         """Copy from the device to the host."""
         to.copy_(source)
 
+    def keep(self, source: torch.Tensor) -> None:
+        """Its memory is not to be given to others before it is copied, even if the loop lets go of it."""
+
     def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
         """Copy from the host to the device."""
         to.copy_from(version, *kinds, part=part)
@@ -59,33 +62,10 @@ class Copies:
         """Wait, and let go of the host's memory."""
 
 
-class QueueLike(Protocol):
-    def wait_stream(self, stream: Any) -> None:
-        """What this stream is given from now on waits for what the other one was given by now."""
-
-
-class EventLike(Protocol):
-    def record(self, stream: Any) -> None:
-        """It happens when the stream has done what it was given by now."""
-
-    def synchronize(self) -> None:
-        """The host waits for it."""
-
-
-class Streams(Protocol):
-    """What `torch.cuda` has of them."""
-
-    def Stream(self, device: torch.device) -> QueueLike: ...
-    def Event(self) -> EventLike: ...
-    def current_stream(self, device: torch.device) -> QueueLike: ...
-    def stream(self, stream: Any) -> AbstractContextManager[object]: ...
-    def is_current_stream_capturing(self) -> bool: ...
-
-
 class StreamedCopies(Copies):
-    """On a stream of their own, from and to the host's `pieces` of memory, which are pinned."""
+    """On a stream of their own, from and to the host's `pieces` of memory, which are pinned. `streams` is `torch.cuda`."""
 
-    def __init__(self, device: torch.device, streams: Streams, pieces: Sequence[torch.Tensor]) -> None:
+    def __init__(self, device: torch.device, streams: Any, pieces: Sequence[torch.Tensor]) -> None:
         self._device, self._streams = device, streams
         self._stream = streams.Stream(device)
         self._over = streams.Event()
@@ -107,7 +87,7 @@ class StreamedCopies(Copies):
         return self._pins and not self._streams.is_current_stream_capturing()
 
     @contextmanager
-    def behind(self) -> Any:
+    def behind(self) -> Iterator[None]:
         self._pending = True
         self._stream.wait_stream(self._streams.current_stream(self._device))
         with self._streams.stream(self._stream):
@@ -118,6 +98,10 @@ class StreamedCopies(Copies):
             # Torch would copy into pageable memory, and on from there before it has come.
             source = torch.empty_like(to, device=source.device).copy_(source)
         self._copy(to, source)
+
+    def keep(self, source: torch.Tensor) -> None:
+        if source.is_cuda:
+            source.record_stream(self._stream)
 
     def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
         with self.behind():

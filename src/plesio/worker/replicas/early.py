@@ -1,9 +1,9 @@
 """Gradients that are copied into the slot while the backward pass goes on.
 
 What the script does to a gradient afterwards (clipping, unscaling, another backward pass) has to be what is sent. So an early
-copy counts only if the parameter still has that gradient, in that memory, and nobody wrote to it. Torch counts most writes, but
-not those of `GradScaler.unscale_` and to `grad.data`. So the gradient's bits are summed on the device, when it is copied and
-when it is sent. A copy that does not count is made again, behind the first one: what that read half way is overwritten.
+copy counts only if the gradient is still in that memory, and nobody wrote to it. Torch counts most writes, but not those of
+`GradScaler.unscale_` and to `grad.data`. So the gradient's bits are summed on the device, when it is copied and when it is
+sent. A copy that does not count is made again, behind the first one: what that read half way is overwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
 from plesio.worker.replicas.copies import Copies
 
@@ -25,7 +24,6 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Copied(NamedTuple):
-    gradient: TensorWeakRef  # the script may let go of it
     address: int
     writes: int
     bits: torch.Tensor
@@ -52,11 +50,10 @@ class EarlyCopies:
         if gradient is None or gradient.is_sparse or not self._copies.overlap:
             return
         self._made += 1
-        self._copied[index] = _Copied(
-            TensorWeakRef(gradient), gradient.data_ptr(), gradient._version, sum_of_bits(gradient)
-        )
+        self._copied[index] = _Copied(gradient.data_ptr(), gradient._version, sum_of_bits(gradient))
         with self._copies.behind():
             self._copies.put(self._places[index], gradient)
+        self._copies.keep(gradient)
 
     def take(self, gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Of the `gradients` to send, those whose copies count as far as the host knows, and the sum of their bits then."""
@@ -65,7 +62,7 @@ class EarlyCopies:
         return {
             index: then.bits
             for index, then, now in both
-            if then.gradient() is now and (then.address, then.writes) == (now.data_ptr(), now._version)
+            if (then.address, then.writes) == (now.data_ptr(), now._version)
         }
 
     def judge(self, counted: int) -> None:
