@@ -286,6 +286,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def pin(address: int, nbytes: int, flags: int) -> int:
         assert flags == 1, "portable"
+        if address in fake.pinned:
+            return 712
         fake.pinned += [] if fake.error else [address]
         return int(fake.error)
 
@@ -293,7 +295,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in fake.pinned)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *given, device=None, **told: zeros(*given, **told))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return fake
 
@@ -320,10 +323,15 @@ def test_what_is_forgotten_is_unpinned(cuda: Any) -> None:
     assert len(cuda.unpinned) == 1
 
 
-def test_where_memory_cannot_be_pinned_nothing_is_copied_early(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_buffer_of_a_block_is_pinned(cuda: Any) -> None:
+    """`torch.Tensor.is_pinned` says so of all of them, once the first is."""
+    pieces = list(torch.zeros(3, 8))
+    Pinned(pieces, GPU)
+    assert cuda.pinned == [one.data_ptr() for one in pieces]
+
+
+def test_where_memory_cannot_be_pinned_nothing_is_copied_early(cuda: Any) -> None:
     cuda.error = 2
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *given, device=None, **told: zeros(*given, **told))
     with pytest.warns(RuntimeWarning, match=r"did not pin 32 bytes of shared memory \(cudaError 2\)"):
         copies = StreamedCopies(GPU, FakeStreams(), [torch.zeros(8)])
     assert not copies.overlap

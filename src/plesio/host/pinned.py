@@ -9,8 +9,8 @@ from contextlib import suppress
 import torch
 from rich.filesize import decimal
 
-PORTABLE = 1
-"""`cudaHostRegisterPortable`: pinned for every CUDA context of this process."""
+PORTABLE, REGISTERED = 1, 712
+"""`cudaHostRegisterPortable`: pinned for every CUDA context of this process. `cudaErrorHostMemoryAlreadyRegistered`."""
 
 
 class Pinned:
@@ -27,16 +27,15 @@ class Pinned:
         cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):  # else CUDA would begin on its first device, too
             for piece in pieces:
-                if piece.is_pinned():
-                    continue
                 error = int(cuda.cudaHostRegister(piece.data_ptr(), piece.nbytes, PORTABLE))
-                if error:
+                if not error:
+                    pinned.append(piece)
+                    continue
+                with suppress(RuntimeError):  # CUDA reports an error once more, to whoever calls it next
+                    torch.zeros(1, device=device)
+                if error != REGISTERED:  # `is_pinned` could not tell: it looks at the storage's first byte
                     self.trouble = f"CUDA did not pin {decimal(piece.nbytes)} of shared memory (cudaError {error})"
                     break
-                pinned.append(piece)
-        if self.trouble:
-            with suppress(RuntimeError):  # CUDA reports an error once more, to whoever calls it next
-                torch.zeros(1, device=device)
         # It holds the pieces: memory that is unmapped while it is registered stays locked.
         self._end = weakref.finalize(self, _unpin, pinned, device)
         self._end.atexit = False  # the process's end unpins, and by then CUDA may be gone
