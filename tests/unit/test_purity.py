@@ -17,7 +17,7 @@ from plesio.memory.folder import CORRECTIONS
 from plesio.strategy import answers, recipes
 from plesio.strategy.strategy import ANSWERS
 
-ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "math", "msgspec", "typing"}
+ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "math", "msgspec", "typing"}
 ALLOWED_OF_OURS = ("plesio.core", "plesio.strategy", "plesio.errors")
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 FILES = [

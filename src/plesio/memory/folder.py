@@ -139,8 +139,7 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     precision."""
     wide = state_layout(strategy, layout)
     kept = kept_copies(specs, wide) if specs else 0
-    corrects = not isinstance(strategy.correct, Plain)
-    masters = (2 + corrects + (strategy.send.privacy is not None)) * (wide is not layout)
+    masters = (2 + strategy.correct.corrects + (strategy.send.privacy is not None)) * (wide is not layout)
     if strategy.adopt.looks_ahead and kept:
         return masters + kept + workers + held_by(strategy)
     return (
@@ -171,9 +170,8 @@ def build_folder(
         first.layout,
         strategy.gather.in_rounds and strategy.outer.averages and not strategy.outer.by_rate,
     )
-    corrects = not isinstance(strategy.correct, Plain)
     has_master = state_layout(strategy, layout) is not layout
-    master = Master(versions, new_arena, averages, corrects) if has_master else None
+    master = Master(versions, new_arena, averages, strategy.correct.corrects) if has_master else None
     first = first if master is None else master.weights
     optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
     if optimizer is not None:

@@ -81,6 +81,7 @@ class Answer:
     in_worker: ClassVar[bool] = False
     by_rate: ClassVar[bool] = False
     blends: ClassVar[bool] = False
+    corrects: ClassVar[bool] = True
     spares_rows: ClassVar[bool] = False
     at_once: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False

@@ -99,6 +99,7 @@ RowSteps = WithFold | AtOnce
 class Plain(Answer):
     """A stale contribution is not corrected: it is folded as it comes."""
 
+    corrects: ClassVar[bool] = False
     state_copies: ClassVar[int] = 0
     spares_rows: ClassVar[bool] = True
     words: ClassVar[str] = "none"
