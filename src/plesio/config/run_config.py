@@ -19,6 +19,7 @@ from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import LOCAL, Engine
 from plesio.config.faults import Fault, Kill, Pace, Slow
+from plesio.config.islands import ISLANDS_UNDER, no_islands
 from plesio.config.on_ray import Ray
 from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
@@ -62,6 +63,9 @@ class RunConfig:
             "N",
             int | None,
         ),
+    )
+    ranks: int = setting(
+        1, help="Processes in each worker, which train one copy of the model together (docs/islands.md).", metavar="N"
     )
     engine: str | Simulated | Ray = setting(
         "local",
@@ -154,6 +158,7 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
+        self._check_ranks()
         self._check_faults()
         self._check_refused()
         if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
@@ -196,9 +201,10 @@ class RunConfig:
         most, longest_s = self.place.workers_max, self.place.longest_s
         bounds = {"workers": (1, most), "workers_max": (self.workers, most), "threads": (1, inf), "seed": (0, SEED_MAX)}
         bounds["servers"] = 1, SERVERS_MAX
+        bounds["ranks"] = 1, most
         for name, (least, largest) in bounds.items():
             value = getattr(self, name)
-            if value is None and name not in ("workers", "servers"):
+            if value is None and name not in ("workers", "servers", "ranks"):
                 continue
             if not WHOLE.holds(value) or not least <= value <= largest:
                 to = f" to {largest}" if largest < inf else ""
@@ -207,6 +213,19 @@ class RunConfig:
             value = getattr(self, name)
             if not OR_INFINITE.holds(value) or value > longest_s:
                 raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0, at most {longest_s:,.0f}")
+
+    def _check_ranks(self) -> None:
+        if self.ranks == 1:
+            return
+        if self.place is not LOCAL:
+            raise ConfigurationError(f"ranks={self.ranks} is for processes of this host, engine='local'")
+        processes, most = self.seats * self.ranks, self.place.workers_max
+        if processes > most:
+            raise ConfigurationError(
+                f"{self.seats} workers of ranks={self.ranks} are {processes} processes: at most {most}"
+            )
+        if why := no_islands(self.strategy):
+            raise ConfigurationError(f"ranks={self.ranks}: under {self.strategy.name} {why}; {ISLANDS_UNDER}")
 
     def _check_faults(self) -> None:
         for fault in self.faults:
@@ -239,6 +258,11 @@ class RunConfig:
     def seats(self) -> int:
         """How many workers there may be at a time."""
         return self.workers_max or self.workers
+
+    @property
+    def lone(self) -> bool:
+        """Whether there is and will be one process that trains."""
+        return self.seats == self.ranks == 1
 
     @property
     def seeded(self) -> int:

@@ -85,7 +85,7 @@ class Job:
         strategy, workers = self.config.strategy, self.config.workers
         sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
         busy = 0 if sleeps and self.listening is None else 1
-        return self.config.threads or max(1, self.threads_here // (workers + busy))
+        return self.config.threads or max(1, self.threads_here // (workers * self.config.ranks + busy))
 
 
 def pace_of(config: RunConfig, worker: int) -> float:

@@ -16,9 +16,11 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from plesio.errors import PlesioError, StopRun, error_class
+from plesio.config.islands import no_islands
+from plesio.errors import ConfigurationError, PlesioError, StopRun, error_class
 from plesio.host.memory import SharedBlock
 from plesio.memory.blocks import arenas
+from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import (
     Farewell,
     GroupGiven,
@@ -38,6 +40,7 @@ from plesio.tables.file import KeptRows
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
+from plesio.tensors.local import is_split
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
@@ -49,18 +52,24 @@ from plesio.worker.exchanges.all_reduce import AllReduceExchange
 from plesio.worker.exchanges.among_peers import PeerBell
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Bell, Exchange
+from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.guards.split import check_alike, check_model
+from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
 from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.replica import SharedReplica
+from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
+decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
 Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, Regrouped, StateGiven, GroupGiven)
 
 
@@ -124,6 +133,7 @@ class Participation(ABC):
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self.island = Island(self.state)
         self.in_parts = not stealing
         self.now_s = timer.now_s
         self._timer = timer
@@ -168,20 +178,39 @@ class Participation(ABC):
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
         hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
+        shards = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state
-        hand_over(given.optimizer, carried, tensors, place.initial, place.first)
+        bring = {"bring": shards.bring} if shards is not None else {}
+        hand_over(given.optimizer, carried, tensors, place.initial, place.first, **bring)
         tables = named_tables(given.model)
         if place.first and any(one.rows for one in tables.values()):
             place.bring({name: one.kept() for name, one in tables.items()})
-        exchange = self._exchange = self._build(given, tensors, place, used)
+        exchange = self._exchange = self._build(given, tensors, place, used, shards)
+        if self.island.group is not None:
+            self.island.group.total([])  # what each of its ranks brings lies there
         self._ready(place)
         self.state.begin(0)
         exchange.begin()
         self._begun_s = self.now_s()
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else given.model
 
-    def _build(self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse) -> Exchange:
+    def _shards(self, hello: Hello, given: Taking, tensors: list[torch.Tensor]) -> Shards | None:
+        """This rank's part of the model, where the worker is several or torch has split it; else None."""
+        group, specs = self.island.group, hello.model.specs
+        if group is None and not any(map(is_split, tensors)):
+            return None
+        if why := no_islands(self._strategy):
+            raise ConfigurationError(f"the model is split by torch (a DTensor), and under {self._strategy.name} {why}")
+        check_model(given.model, self.island, tensors)
+        if group is None:
+            return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
+        check_alike(group, specs)
+        return Shards(tensors, agreed([spec.name for spec in specs], tensors, group.rank, group.rows))
+
+    def _build(
+        self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse, shards: Shards | None
+    ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         strategy, bell = self._strategy, self._bell
         own = place.layout, given.model, tensors, place.ring
@@ -199,6 +228,11 @@ class Participation(ABC):
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
+        if shards is not None:
+            ranked = shards_for(strategy)(*own, place.slot, shards, self.island.rank == 0)
+            if isinstance(bell, IslandBell):
+                bell.tensors, bell.probes = len(tensors), ranked.probes
+            return ServerExchange(self.state, given.optimizer, ranked, *to_server)
         replica = replica_for(strategy)(*own, place.slot, self.late)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         exchange = kind(self.state, given.optimizer, replica, *to_server)
@@ -233,12 +267,21 @@ class Participation(ABC):
         self.state.epochs = request.epoch + 1 if request.most else self.state.epochs
         while True:
             try:
-                return self._leased(request)
+                return self._lease(request)
             except SeatLostError as lost:
                 if not isinstance(self._exchange, ServerExchange):
                     raise
                 self._exchange.begin(lost)
                 request = replace(request, unused=0, ahead=False)  # what it was leased is leased to others
+
+    def _lease(self, request: LeaseRequest) -> LeaseReply:
+        """One lease for all ranks of an island: the captain asks."""
+        group = self.island.group
+        if group is None:
+            return self._leased(request)
+        reply = decode_reply(group.told(lambda: encode(self._leased(request))))
+        self.state.stopped = self.state.stopped or reply.stop
+        return reply
 
     def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
         if due and self._exchange is not None:

@@ -85,7 +85,7 @@ def start(
         evaluate=evaluate,
         listening=door.listening if door is not None else None,
         log_level=log_level(),
-        sources=RandomState().packed() if config.seed is None and config.seats == 1 and door is None else b"",
+        sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
     )
     begin_from = resumption(job)
     folder, feeds = None, Feeds(sinks)

@@ -129,7 +129,7 @@ class Doorbell:
     """A worker's end of its two pipes; `ServerLostError` when the server is gone."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
-        self._place = 0
+        self.place = 0
         self._push = push
         self._answer = answer
         self._worker = worker
@@ -165,14 +165,14 @@ class Doorbell:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        self._place, body = ANSWER_LAYOUT.unpack(data)
+        self.place, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         assert isinstance(answer, kind), "a worker knows what comes next"
         return answer
 
     def shown(self, ring: Ring[T]) -> Shown[T]:
         """The version that the last answer named."""
-        return ring.buffers[self._place]
+        return ring.buffers[self.place]
 
     def _lost(self, phase: str) -> ServerLostError:
         return ServerLostError(

@@ -32,6 +32,7 @@ from plesio.worker.data.asking import Lessor
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
+from plesio.worker.island import Island
 from plesio.worker.row_exchange import check_strategy
 from plesio.worker.state import WorkerState
 
@@ -57,6 +58,7 @@ class WorkerContext(Lessor, Protocol):
     inline: bool  # whether all workers of the run are in this process
     lenient: bool  # whether the run goes on without a worker that raises
     state: WorkerState
+    island: Island
 
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this; returns when training begins. The model is the one to call."""

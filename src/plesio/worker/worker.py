@@ -49,6 +49,7 @@ class Worker:
         workers: how many the run was started with.
         seed: the run's seed.
         server_pid: the process that holds the global parameters.
+        island: the processes that this worker is made of, with ranks= (`plesio.worker.island.Island`).
 
     >>> data = [(torch.ones(2), k % 2) for k in range(64)]
     >>> def train(worker):
@@ -71,6 +72,7 @@ class Worker:
         self.workers = context.workers
         self.seed = context.seed
         self.server_pid = context.server_pid
+        self.island = context.island
         self._context = context
         self._state = context.state
         self._exchange: Exchange | None = None
@@ -392,10 +394,17 @@ class Worker:
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
+            if self.island.ranks > 1:
+                raise ConfigurationError(
+                    f"a {type(loader.dataset).__name__} has no numbered samples, of which each process of a worker could take "
+                    "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
+                    "of prepare and split its batches by worker.island.parts"
+                )
             return StreamLoader(loader, self.rank, self.workers, self._used, self._state.samples_before)
         self._shared += 1
         seed = step_seed(self.seed, self._shared, 0)
-        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used)
+        slices = lambda: self._state.parts  # noqa: E731
+        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used, slices)
 
     def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
         state, used = self._state, self._used

@@ -259,8 +259,11 @@ class LocalEngine:
             self._fail(PlesioError(f"{process.title} raised {message.kind}:\n{message.traceback}"))
         elif message.own and message.kind == "ServerLostError":
             pass  # the server's own end is told once
+        elif worker in self._raised:
+            pass  # another rank of its island did
         elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
-            alone = self._stopping or all(one.done for one in self._processes.workers)
+            self._end_island(process)
+            alone = self._stopping or all(one.done for one in self._processes.workers if one.worker != worker)
             others = "" if alone else "; the others go on"
             self._happened(worker, what + others)
             self._raised[worker] = what
@@ -288,7 +291,18 @@ class LocalEngine:
             if not self._final_judged and not process.done:
                 self._happened(None, "the evaluator died: nothing is evaluated from here on, and no target is noticed")
             self._final_judged = True
+        if not process.done:
+            self._end_island(process)
         process.done = process.gone = True
+
+    def _end_island(self, process: Process) -> None:
+        """Its other processes cannot go on without this one."""
+        if process.worker is None or process.replaced:
+            return
+        for one in self._processes.island(process.worker):
+            if one.rank != process.rank and not (one.gone or one.done):
+                log.info("%s has ended, and %s with it", process.title, one.title)
+                one.kill()
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""

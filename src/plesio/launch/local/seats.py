@@ -198,19 +198,20 @@ class Seats:
     def fill(self) -> None:
         """Start workers for the seats that are new, or have been left."""
         for worker in sorted(self._to_start):
-            older = self._processes.of(worker)
-            if older is not None and not older.gone:
+            older = self._processes.island(worker)
+            if not all(one.gone for one in older):
                 continue
             self._to_start.discard(worker)
             self._incarnations[worker] += 1
-            if older is not None:
-                older.replaced = True
+            for one in older:
+                one.replaced = True
             with ExitStack() as ours:
-                self._watch(self._processes.worker(worker, self._open(worker, ours)))
+                for one in self._processes.worker(worker, self._open(worker, ours), self._job.config.ranks):
+                    self._watch(one)
 
     def has_finished(self, process: Process) -> None:
         """A training function returned. Nobody takes that seat, unless the worker was told to leave."""
-        if process.worker is not None and not process.leaving:
+        if process.worker is not None and process.rank == 0 and not process.leaving:
             self.finished.add(process.worker)
 
     def _is_free(self, worker: int) -> bool:

@@ -84,7 +84,7 @@ class Server(Replies):
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
         self._program = program = Program(
             strategy,
-            Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=seats == 1), config.timeout_s),
+            Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=config.lone), config.timeout_s),
             self,
             self._meter,
             recorder=self._recorder,

@@ -30,7 +30,7 @@ import torch
 from plesio.errors import ConfigurationError
 from plesio.worker.data.asking import Asking, Lessor
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order, size_of
+from plesio.worker.data.order import Order, size_of, slice_of
 from plesio.worker.data.own_order import OwnOrder
 from plesio.worker.data.source import StandIn, as_loader
 from plesio.worker.data.use import DataUse
@@ -215,7 +215,12 @@ class LeasedLoader(StandIn):
             if (indices := self._order.batch(of_epoch, number)) is None:
                 return
             self._granted.popleft()
-            self._ahead.append(size_of(indices))
+            part, parts = self._state.parts
+            if parts == 1 or not self._counts:
+                self._ahead.append(size_of(indices))
+            else:
+                indices, size = slice_of(indices, part, parts)
+                self._ahead.append(size)
             yield indices
             more = self._more(epoch)
         self._order.end()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order
+from plesio.worker.data.order import Order, slice_of
 from plesio.worker.data.source import StandIn, as_loader, settings_of
 from plesio.worker.data.use import DataUse
 
@@ -30,7 +30,8 @@ class SharedLoader(StandIn):
 
     A lone worker's is the loader itself.
 
-    `begun` is `trained_since` of this worker; `judges`: whether the model is in eval mode; `used` is told of what was trained on.
+    `begun` is `trained_since` of this worker; `judges`: whether the model is in eval mode; `used` is told of what was trained on;
+    `slices`: as `WorkerState.parts`, of batches that are trained on.
     """
 
     _given: Any
@@ -40,6 +41,7 @@ class SharedLoader(StandIn):
     _begun: Callable[..., Callable[[], bool]]
     _judges: Callable[[], bool]
     _used: DataUse
+    _slices: Callable[[], tuple[int, int]] = lambda: (0, 1)
 
     def __post_init__(self, seed: int) -> None:
         self._source = as_loader(self._given)
@@ -58,7 +60,7 @@ class SharedLoader(StandIn):
 
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
-        if self._workers == 1:
+        if self._workers == 1 and self._slices()[1] == 1:
             return whole_pass(self._given, self._source)
         epoch, self._passes = self._passes, self._passes + 1
         numbers = range(self._order.total)
@@ -68,7 +70,7 @@ class SharedLoader(StandIn):
 
     def _part(self, epoch: int, own: range) -> Iterator[Any]:
         self._whole, trained, read = False, self._begun(), 0
-        for batch in self._made(epoch, own):
+        for batch in self._made(epoch, own, *self._slices()):
             read += (size := _size(batch))
             self._used.samples += size
             yield batch
@@ -91,9 +93,11 @@ class SharedLoader(StandIn):
                     "worker is given its part; or have at least a batch for each worker"
                 )
 
-    def _made(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
+    def _made(self, epoch: int, numbers: Iterable[int], part: int = 0, parts: int = 1) -> Iterator[Any]:
         batches = self._order.batches(epoch)
-        return self._maker.over(batches[number] for number in numbers)
+        if parts == 1:
+            return self._maker.over(batches[number] for number in numbers)
+        return self._maker.over(slice_of(batches[number], part, parts)[0] for number in numbers)
 
 
 @dataclass(eq=False, repr=False)
