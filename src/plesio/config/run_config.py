@@ -7,7 +7,7 @@ run.toml is `as_document`.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ class RunConfig:
             raise ConfigurationError(
                 "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
             )
-        if self.strategy.in_memory is None:  # else it is seen where the run starts
+        if not self.strategy.via.by_collective:  # else it is seen where the run starts
             self.check_server()
 
     def _convert(self) -> None:
@@ -231,8 +231,18 @@ class RunConfig:
         for fault in self.faults:
             if not isinstance(fault, (Slow, Kill)):
                 raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
-            if fault.worker is not None and fault.worker >= self.workers:
-                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
+            if fault.worker is not None and fault.worker >= self.numbered:
+                raise ConfigurationError(f"{fault}: there are workers 0 to {self.numbered - 1}")
+
+    def as_island(self) -> RunConfig:
+        """The same run with its workers as the ranks of one island, in which they all-reduce by torch."""
+        if self.seats > self.workers or self.servers > 1:
+            what = f"workers_max={self.workers_max}" if self.seats > self.workers else f"servers={self.servers}"
+            raise ConfigurationError(
+                f"{what}: under {self.strategy.name} workers are one group of torch.distributed from beginning to end, without "
+                "tables; take async_sgd or sync_sgd, or leave it out"
+            )
+        return replace(self, strategy=self.strategy.as_island, workers=1, workers_max=None, ranks=self.workers)
 
     def check_server(self) -> None:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
@@ -258,6 +268,11 @@ class RunConfig:
     def seats(self) -> int:
         """How many workers there may be at a time."""
         return self.workers_max or self.workers
+
+    @property
+    def numbered(self) -> int:
+        """How many processes have a worker's number for the user: those of one island that all-reduce have."""
+        return self.ranks if self.strategy.every.among_ranks else self.workers
 
     @property
     def lone(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
@@ -28,7 +28,6 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Refused,
-    Regrouped,
     RowsRequest,
     RowsServed,
     StateGiven,
@@ -42,14 +41,12 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.local import is_split
 from plesio.transport.board import Board
-from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
-from plesio.worker.exchanges.among_peers import PeerBell
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.exchanges.island_bell import IslandBell
@@ -62,7 +59,6 @@ from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.parameters import ParameterReplica
 from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.replicas.shards import Shards, shards_for
@@ -70,7 +66,7 @@ from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
 decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
-Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, Regrouped, StateGiven, GroupGiven)
+Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, StateGiven, GroupGiven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,6 @@ class Participation(ABC):
     inline = False
     away = False
     """Whether it is on another host than the server."""
-    hosts = Hosts()
     lenient: bool
     refused = False
     """Whether this worker is, and the others go on."""
@@ -177,7 +172,7 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
+        hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows)
         shards = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state
@@ -216,18 +211,19 @@ class Participation(ABC):
         own = place.layout, given.model, tensors, place.ring
         line = self._timer, used, self._timeout_s
         if place.board is not None:
-            peers = cast("PeerBell", bell), *line, place.board
-            if strategy.via.in_shared_memory:
-                shared = SharedReplica(*own, place.ring.first.read)
-                share = strategy.outer.scale(1, self.workers)
-                return SharedMemoryExchange(self.state, given.optimizer, shared, *peers, share)
-            replicated = ParameterReplica(*own, place.ring.first.read)
-            group = self._regrouped, self.hosts
-            return AllReduceExchange(self.state, given.optimizer, replicated, *peers, given.model, *group)
+            shared, share = SharedReplica(*own, place.ring.first.read), strategy.outer.scale(1, self.workers)
+            return SharedMemoryExchange(self.state, given.optimizer, shared, bell, *line, place.board, share)
         to_server = bell, *line, strategy, self._every, place.held, self._goes_on if self.late else None
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
+        if strategy.every.among_ranks:
+            assert shards is not None, "its processes are a group"
+            captain = self.island.rank == 0
+            replicated = shards_for(strategy)(*own, place.slot, shards, captain)
+            if isinstance(bell, IslandBell):
+                bell.tensors = len(tensors)
+            return AllReduceExchange(self.state, given.optimizer, replicated, *to_server, captain, given.model)
         if shards is not None:
             ranked = shards_for(strategy)(*own, place.slot, shards, self.island.rank == 0)
             if isinstance(bell, IslandBell):
@@ -246,9 +242,6 @@ class Participation(ABC):
     def late(self) -> bool:
         """Whether this worker goes on while an answer travels."""
         return self._strategy.goes_on(self.away)
-
-    def _regrouped(self) -> Regrouped:
-        return self._ask(Regrouped, "the group it is in from now on")
 
     def _expected(self, kind: type[Reply], reply: object) -> Reply:
         """The message, if it is of this kind; what the server refuses is raised here."""

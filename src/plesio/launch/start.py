@@ -130,10 +130,12 @@ def start(
 
 
 def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
-    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch.distributed."""
+    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch among an island's ranks."""
     in_memory = config.strategy.in_memory
     if in_memory is not None and door is None and config.place is LOCAL and not torch.cuda.device_count():
         return dataclasses.replace(config, strategy=in_memory)
+    if config.strategy.via.by_collective and not config.simulated:
+        return config.as_island()
     config.check_server()
     return config
 
@@ -150,7 +152,7 @@ def _check_door(config: RunConfig, listening: Listening) -> None:
             f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
             "async_sgd, which is the nearest to it"
         )
-    if strategy.via.by_collective and listening.credentials is not None and listening.credentials.folder is not None:
+    if strategy.every.among_ranks and listening.credentials is not None and listening.credentials.folder is not None:
         raise ConfigurationError(
             f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
             "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"

@@ -4,8 +4,7 @@
 | -------------------------- | ---------------------------------------------------------------------- |
 | Ready, of the first worker | the initial weights, then what the keys of the optimizer's state name  |
 | Contribution               | what is trained, packed where there is a codec; tables' rows; buffers  |
-| MirrorFilled, Beginning    | all parameters                                                         |
-| Farewell                   | all parameters, if CheckedOut wanted them                              |
+| Beginning                  | all parameters                                                         |
 | GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
 | (a frame of kind TENSORS)  | what moves                                                             |
 

@@ -88,13 +88,6 @@ class Resumed(msgspec.Struct, tag=True, frozen=True):
     received: int
 
 
-class BoardNews(msgspec.Struct, tag=True, frozen=True):
-    """A deputy to its worker: what the server has written on the board (`plesio.transport.board`)."""
-
-    broken: int
-    mirror_wanted: int
-
-
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """No seat (any more), and why; `kind` is the name of an error class. `for_now`: perhaps only until the head notices that
     somebody has left. A deputy tells the launcher, too."""

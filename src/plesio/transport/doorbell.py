@@ -143,10 +143,6 @@ class Doorbell:
         except BrokenPipeError as error:
             raise self._lost("told it of its work") from error
 
-    def show(self, message: FromWorker) -> None:
-        """Tell the server of what was written into the ring: it sees the same memory."""
-        self.send(message)
-
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
         return bool(self._poller.poll(timeout_s * 1000))

@@ -79,6 +79,10 @@ class Island:
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
+    def all_have(self, more: bool) -> bool:
+        """Whether every rank has `more`; all of them ask."""
+        return more if self.group is None else self.group.total([more])[0] == self.ranks
+
     @cached_property
     def mesh(self) -> DeviceMesh:
         """All ranks of the island in one row, named "dp": for `fully_shard(model, mesh=worker.island.mesh)`."""

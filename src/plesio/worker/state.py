@@ -29,6 +29,7 @@ class WorkerState:
         number: the contribution under way, counted from the beginning of this process.
         draws: a lone worker's random sources, which are not seeded anew; None: there are, or may be, other workers.
         parts: which slice of each batch this process takes, of how many (`plesio.worker.island`).
+        together: how many batches each step takes: one for each process of an island that all-reduces; else it takes one.
         epochs: how many it asked data of; stepped: batches of the contribution under way that steps were taken on.
     """
 
@@ -47,6 +48,7 @@ class WorkerState:
     batches_before: int = 0
     number: int = 0
     parts: tuple[int, int] = (0, 1)
+    together: int = 1
     epochs: int = 0
     stepped: int = 0
     riders: Halves = field(default_factory=Halves)
@@ -81,6 +83,11 @@ class WorkerState:
         self.number, self.stepped = number, 0
         if self.draws is None:
             seed_step(self._own_seed, self.worker, ~(self.before + number))
+
+    def begins(self, batches: int) -> bool:
+        """Whether what is seeded begins with the next batch, after so many of the contribution under way: the contribution; or
+        the step, where it depends on the time how many steps are a contribution."""
+        return batches == (self.stepped if self.together > 1 else 0)
 
     def reseed(self) -> None:
         """Its first batch is taken: its random numbers do not depend on what was drawn before."""

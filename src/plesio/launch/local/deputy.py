@@ -32,7 +32,6 @@ from plesio.protocol.launcher import Failed, Finished
 from plesio.protocol.payloads import Payloads, cut
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.rows import in_range
-from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.doorbell import ANSWER_LAYOUT, decode_answer
 from plesio.transport.limits import LEASE_S, SEAT_S
@@ -65,8 +64,6 @@ class Deputy(StandIn):
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
-        self._board: Board | None = None
-        self._news = remote.BoardNews(0, 0)
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
         self._listen(self._answer, self._from_answer)
@@ -77,15 +74,6 @@ class Deputy(StandIn):
             FrameKind.LAUNCHER: self._to_launcher,
             FrameKind.PULL: self._pulled,
         }
-
-    def _tick(self) -> None:
-        super()._tick()
-        if self._board is not None and not self._until_s:
-            news = remote.BoardNews(self._board.broken, self._board.mirror_wanted)
-            if news != self._news:
-                self._news = news
-                self._order.mirrors = max(self._order.mirrors, news.mirror_wanted)
-                self._session.send(FrameKind.CHANNEL, encode(news))
 
     # From the worker
 
@@ -134,10 +122,6 @@ class Deputy(StandIn):
                 return rows.keys(message)
             case messages.Ready():
                 return self._ring.leading(self._order.copies)
-            case messages.MirrorFilled():
-                return self._ring.leading(1)
-            case messages.Farewell() if self._order.wanted:  # the last weights
-                return [self._ring.buffers[self._shown_at].read]
         return ()
 
     def _to_server(self, frame: Frame) -> None:
@@ -211,12 +195,8 @@ class Deputy(StandIn):
             places = [RowSlots.attach(one, tables, self._seats + 1) for one in rest[-welcome.servers :]]
             self._order.rows = DeputyRows(places, self._worker)
         self._ring = Ring(_parts(ring, nbytes, welcome.buffers))
-        if self._job.config.strategy.via.at_server:
-            os.close(board)
-            self._slot = _parts(slots, nbytes, self._seats)[self._worker]
-        else:
-            os.close(slots)
-            self._board = Board.attach(board, self._seats)
+        os.close(board)
+        self._slot = _parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
@@ -225,12 +205,9 @@ class Deputy(StandIn):
         self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
-        payload: list[memoryview] = []
-        if isinstance(answer, messages.Beginning | messages.GoOn):
-            packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
-            shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
-            payload = cut(shown.read, self._payloads.spans(answer))
-        self._session.send(FrameKind.ANSWER, body, payload)
+        packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
+        shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
+        self._session.send(FrameKind.ANSWER, body, cut(shown.read, self._payloads.spans(answer)))
 
 
 def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:

@@ -219,7 +219,8 @@ class LocalEngine:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
             case launcher.Returned(value):
                 assert process.worker is not None, "only a worker trains"
-                self._outcome.returned[process.worker] = unpacked(value, process.worker)
+                number = process.rank if self._job.config.strategy.every.among_ranks else process.worker
+                self._outcome.returned[number] = unpacked(value, number)
             case launcher.Finished():
                 process.done = True
                 self._seats.has_finished(process)
@@ -261,7 +262,7 @@ class LocalEngine:
             pass  # the server's own end is told once
         elif worker in self._raised:
             pass  # another rank of its island did
-        elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
+        elif self._patience.begun_s is not None and (self._stopping or self._goes_on):
             self._end_island(process)
             alone = self._stopping or all(one.done for one in self._processes.workers if one.worker != worker)
             others = "" if alone else "; the others go on"
@@ -273,6 +274,12 @@ class LocalEngine:
             if kind is not None:
                 error.add_note(f"\n{message.traceback.rstrip()}")  # where in the user's function
             self._fail(error)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the run does without a worker that raised: not one whose processes all-reduce."""
+        config = self._job.config
+        return config.on_worker_error == "continue" and not config.strategy.every.among_ranks
 
     @property
     def _stopping(self) -> bool:
@@ -303,6 +310,10 @@ class LocalEngine:
             if one.rank != process.rank and not (one.gone or one.done):
                 log.info("%s has ended, and %s with it", process.title, one.title)
                 one.kill()
+        if not self._stopping and self._error is None and self._seats.begin_anew(process.worker, self._live.version):
+            self._happened(
+                process.rank, f"worker {process.rank} died {self._where()}: all begin anew from what was shown last"
+            )
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""
@@ -352,7 +363,7 @@ class LocalEngine:
         if patience.begun_s is not None:
             while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
                 worker = self._kills.pop(0).worker
-                killed = processes.server if worker is None else processes.of(worker)
+                killed = processes.server if worker is None else processes.numbered(worker)
                 if killed is not None:
                     killed.kill()
             reason = self._watch(self._live)
@@ -418,7 +429,3 @@ class LocalEngine:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
             self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
-        elif message.lost:
-            self._outcome.state_dict = {}
-            self._happened(None, message.lost, message.wall_s)
-            self._fail(WorkerLostError(message.lost))

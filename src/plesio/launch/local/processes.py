@@ -104,6 +104,10 @@ class Processes:
         """The process that has, or last had, this seat."""
         return next((process for process in self.workers if process.worker == worker), None)
 
+    def numbered(self, number: int) -> Process | None:
+        """The process that is worker `number` for the user: a whole worker, or one of those that all-reduce as an island."""
+        return self.of(number) or next((one for one in self.island(0) if one.rank == number), None)
+
     def island(self, worker: int) -> list[Process]:
         """The processes that are, or last were, this worker."""
         return [process for process in self.workers if process.worker == worker]

@@ -36,6 +36,7 @@ from plesio.strategy import Strategy
 from plesio.transport.channel import ChannelClosedError, close_quietly
 
 log = logging.getLogger("plesio")
+IN_VAIN_MAX = 2  # how often in a row an island begins anew, and loses a process before it has shown a version
 
 
 class Seats:
@@ -57,6 +58,10 @@ class Seats:
         self._away: set[int] = set()
         self._options = config.as_document()
         self.begun = False  # whether training has
+        self._anew_at, self._in_vain = (
+            -1,
+            0,
+        )  # the version that an island began from anew, and how often without another since
         self.finished: set[int] = set()  # workers whose training function returned: nobody takes their seats
 
     def arrived(self, arrival: launcher.Arrived, descriptors: Sequence[int]) -> None:
@@ -77,7 +82,7 @@ class Seats:
         if knock.holds_rows:
             self._table_server_knocked(process, knock)
             return
-        why, for_now = self._unlike(knock) or self._late(knock), False
+        why, for_now = self._unlike(knock), False
         worker = self._free(knock.rank) if not why else None
         with suppress(ChannelClosedError):  # the others do not care
             if worker is not None:
@@ -195,6 +200,20 @@ class Seats:
             self._to_start = {worker for worker in self._to_start if worker < workers} | new
         self.workers = workers
 
+    def begin_anew(self, worker: int, version: int) -> bool:
+        """An island whose processes all-reduce lost one: have it started again; whether that is news."""
+        if not self.begun or not self._job.config.strategy.every.among_ranks or self._job.train is None:
+            return False
+        if worker in self._to_start:
+            return False
+        self._in_vain = self._in_vain + 1 if version <= self._anew_at else 0
+        self._anew_at = version
+        if self._in_vain > IN_VAIN_MAX:
+            self._processes.tell_server(launcher.Stop())
+            return False
+        self._to_start.add(worker)
+        return True
+
     def fill(self) -> None:
         """Start workers for the seats that are new, or have been left."""
         for worker in sorted(self._to_start):
@@ -235,16 +254,6 @@ class Seats:
             return why, True
         why = f"all {workers} seats are taken or have finished: start the run with more workers, or with workers_max"
         return why, len(self.finished) < workers
-
-    def _late(self, knock: remote.Knock) -> str:
-        """Where workers fold among themselves, what one is told that comes when they do."""
-        strategy = self._job.config.strategy
-        if strategy.via.at_server or not self.begun:
-            return ""
-        return (
-            f"{knock.who} comes too late: under {strategy.name} nobody joins once training has begun, and nobody comes back "
-            "whose connection was lost for too long; under sync_sgd both can"
-        )
 
     def _unlike(self, knock: remote.Knock) -> str:
         """What it was told of the run that is not so, if anything."""

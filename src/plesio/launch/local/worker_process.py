@@ -56,7 +56,8 @@ class ProcessContext(Participation):
         self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int], ties: Ties | None = None
     ) -> None:
         config, seed = job.config, job.config.seeded
-        pacer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
+        number = ties.rank if ties is not None and config.strategy.every.among_ranks else rank
+        pacer = Pacer(config.pace, slowness(config.faults, number), random.Random(seed * 7919 + number))
         super().__init__(rank, config.workers, seed, config.strategy, pacer, config.lone, config.stealing)
         self.lenient = config.on_worker_error == "continue"
         self._ties = ties = ties or Ties(0, ())
@@ -81,6 +82,8 @@ class ProcessContext(Participation):
         """This is a rank of an island, which agrees by `group`."""
         rank, ranks = group.rank, group.ranks
         self.island = island = Island(self.state, rank, ranks, self.rank * ranks + rank, group)
+        if self._strategy.every.among_ranks:
+            self.rank, self.workers, self.state.together = rank, ranks, ranks
         self._bell = IslandBell(group, self._line, lambda: ranks // island.parts[1])
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -91,7 +94,7 @@ class ProcessContext(Participation):
         self._engine.send_in_time(Visited(visits))
 
     def stop(self, why: str) -> None:
-        if self._line is not None:
+        if self._line is not None or self._strategy.every.among_ranks:
             with suppress(ChannelClosedError):  # the run is over anyway
                 self._engine.send(StopRequest(why))
 
@@ -131,9 +134,9 @@ class ProcessContext(Participation):
             versions,
             welcome.first,
             ring,
-            slots[self.rank],
-            home=slots[homes + self.rank] if homes else None,
-            held=held if self.island.group is None else None,
+            slots[self.state.worker],
+            home=slots[homes + self.state.worker] if homes else None,
+            held=held if self.island.group is None or self._strategy.every.among_ranks else None,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
@@ -213,10 +216,11 @@ class ProcessContext(Participation):
     @contextmanager
     def group(self) -> Iterator[None]:
         """Inside, the ranks of an island, or workers in lock step, are the default group of `torch.distributed`."""
-        ranks = self._job.config.ranks
-        if ranks > 1:
+        ranks, among_ranks = self._job.config.ranks, self._strategy.every.among_ranks
+        if ranks > 1 or among_ranks:
             store, timeout_s = self._ties.store(self._timeout_s), self._timeout_s + ANSWER_S
-            with together(store, self._ties.rank, ranks, timeout_s, f"worker {self.rank}") as group:
+            name = self._strategy.name if among_ranks else f"worker {self.rank}"
+            with together(store, self._ties.rank, ranks, timeout_s, name) as group:
                 self.gather(group)
                 yield
         elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
@@ -243,7 +247,11 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
     context = ProcessContext(job, worker, engine, descriptors[1:ends], Ties(rank, descriptors[ends:]))
     context.server_pid = server_pid
     ranks = job.config.ranks
-    speak_as(worker, job.config.workers, job.log_level, rank, ranks)
+    among_ranks = job.config.strategy.every.among_ranks
+    if among_ranks:
+        speak_as(rank, ranks, job.log_level)
+    else:
+        speak_as(worker, job.config.workers, job.log_level, rank, ranks)
     if rank:
         warn_no_more()  # the captain does
     with reported_to(engine, in_group=ranks > 1):
@@ -251,7 +259,7 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
             made = Worker(context)
             with taking_part(made):
                 value = job.function(made)
-                if rank == 0 and (body := packed(value, worker)):
+                if (rank == 0 or among_ranks) and (body := packed(value, worker)):
                     engine.send(
                         Returned(body)
                     )  # before the server hears of the end: when that has ended, nobody waits for this

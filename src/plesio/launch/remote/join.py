@@ -28,7 +28,6 @@ from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
-from plesio.transport.collective import Hosts
 from plesio.transport.connect import connect, connect_here
 from plesio.transport.limits import SEAT_S
 from plesio.transport.wire import Wire
@@ -220,5 +219,5 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         data="leases" if terms.stealing else "shards",
     )
     context = NeighbourContext(Job(config=config, train=None, evaluate=None), seated.worker, launcher, line)
-    context.hosts, context.lenient, context._shows = Hosts(host, host), terms.lenient, terms.evaluates
+    context.lenient, context._shows = terms.lenient, terms.evaluates
     return context

@@ -7,7 +7,6 @@ where the model reads it, and a slot, from which each contribution is sent where
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from plesio.core.events import Verdict
-from plesio.errors import ConfigurationError, DeadlineError, PlesioError
-from plesio.host.memory import SharedBlock
+from plesio.errors import ConfigurationError, DeadlineError
 from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.remote.carrier import Carrier
 from plesio.launch.remote.link import Link, Reseated
@@ -27,14 +25,11 @@ from plesio.protocol import launcher
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import Payloads, copies, cut
-from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.strategy import Strategy
 from plesio.tables.file import KeptRows
-from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
-from plesio.transport.board import Board
-from plesio.transport.collective import Hosts
 from plesio.transport.doorbell import nothing
 from plesio.transport.ring import Ring, Shown, nothing_to_renew
 from plesio.transport.wire import Frame
@@ -46,7 +41,7 @@ from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
 
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
-decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messages.ToWorker | BoardNews)
+decode_said: Callable[[bytes], messages.ToWorker] = decoder_of(messages.ToWorker)
 
 
 class RemoteBell:
@@ -69,9 +64,7 @@ class RemoteBell:
         self._worker = worker
         self._answers: deque[Answer] = deque()
         self._replies: deque[messages.ToWorker] = deque()
-        self._hearing = threading.Lock()
-        self.news = BoardNews(0, 0)  # what the server last wrote on the board
-        self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
+        self._came: Answer | messages.ToWorker | None = None  # with the last frame
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
@@ -94,9 +87,6 @@ class RemoteBell:
 
     def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
         return ring.first
-
-    def show(self, message: messages.FromWorker) -> None:
-        self.say(FrameKind.DOORBELL, message, [self._ring])
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
@@ -135,17 +125,6 @@ class RemoteBell:
             self._until(lambda: self._pulled, timeout_s, phase)
         return answer
 
-    def glance(self) -> None:
-        """Take what has come, in a thread of its own; nothing where the worker itself is listening."""
-        if self._hearing.acquire(blocking=False):
-            try:
-                with suppress(PlesioError):  # the worker itself finds out
-                    self._receive(0.0)
-            except Reseated:
-                self._lose()
-            finally:
-                self._hearing.release()
-
     def reply(self, kind: type[messages.ToWorker], timeout_s: float, waiting_for: str) -> messages.ToWorker:
         """Wait for the next message of this kind on the channel, or a refusal. Data that was asked ahead may come before it."""
 
@@ -179,8 +158,7 @@ class RemoteBell:
         """Take one frame, if one comes in time; or wait until it is `done` by the carrier, or the link is this thread's again."""
         try:
             if self._carrier is None:
-                with self._hearing:
-                    self._receive(timeout_s)
+                self._receive(timeout_s)
             elif self._carrier.wait(done, timeout_s) or timeout_s <= 0:
                 self._settle()
         except Reseated:
@@ -199,8 +177,6 @@ class RemoteBell:
         came = self._came
         if came is None:
             self._pulled = True
-        elif isinstance(came, BoardNews):
-            self.news = came
         elif isinstance(came, Answer):
             self._answers.append(came)
         else:
@@ -260,11 +236,9 @@ class RemoteContext(Participation):
         if hello.tables:
             self._bell.rows = RemoteRows(hello.tables, self._servers)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
-        self.hosts = Hosts(*self._link.hosts)
-        board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
         renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
         rows = self._bell.rows.slots if self._bell.rows is not None else ()
-        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board, rows=rows, bring=self._bring)
+        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, rows=rows, bring=self._bring)
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = tuple(rows)
@@ -384,20 +358,3 @@ class RemoteContext(Participation):
             self._bell.reseated, self._bell.untold = False, None
             self.leave()
         self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished()))
-
-
-class BoardByMessage(Board):
-    """The board of a worker that does not see the server's: it reads what it was told; what it writes, nobody reads."""
-
-    def __init__(self, bell: RemoteBell, workers: int) -> None:
-        super().__init__(SharedBlock.create(PAGE, "the board"), workers)
-        self._bell = bell
-
-    @property
-    def broken(self) -> int:  # type: ignore[override]
-        self._bell.glance()
-        return self._bell.news.broken
-
-    @property
-    def mirror_wanted(self) -> int:  # type: ignore[override]
-        return self._bell.news.mirror_wanted

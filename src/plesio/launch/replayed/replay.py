@@ -206,6 +206,11 @@ def _strategy(journal: Journal) -> Strategy:
             f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
             "order; strategies with a server can be replayed"
         )
+    if strategy.every.among_ranks:
+        raise ReplayError(
+            f"{journal.path}: under {strategy.name} processes all-reduce by torch, and a replay is in one process; a run of "
+            "allreduce() on one host without a GPU can be replayed, and computes the same"
+        )
     if strategy.send.privacy is not None:
         raise ReplayError(
             f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "

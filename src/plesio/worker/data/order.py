@@ -57,6 +57,11 @@ class Order:
         self._next = 0
         self.total = self._length()
 
+    @property
+    def plain(self) -> Order:
+        """Batch by batch, as it is."""
+        return self
+
     def begin(self, epoch: int) -> None:
         """A pass over the epoch begins."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isnan, nan
-from typing import Protocol, get_args
+from typing import NoReturn, Protocol, get_args
 
 from msgspec.structs import replace
 
@@ -54,7 +54,9 @@ class IslandBell:
 
     Attributes:
         tensors: how many the prepared model has.
-        probes: numbers of what is sent that are the same in every rank.
+        probes: numbers of what is sent that are the same in every rank, to rounding.
+        stamps: of what is the same in every rank, bit for bit, whole numbers below 2**20; `refuse` raises where the one at this
+            place differs.
     """
 
     def __init__(self, group: IslandGroup, line: Line | None, copies: Callable[[], int]) -> None:
@@ -64,6 +66,8 @@ class IslandBell:
         self._place = 0
         self.tensors = 0
         self.probes: Callable[[], Sequence[float]] = tuple
+        self.stamps: Callable[[], Sequence[int]] = tuple
+        self.refuse: Callable[[int], NoReturn]
 
     def send(self, message: FromWorker) -> None:
         said = self._agreed(message)
@@ -99,17 +103,23 @@ class IslandBell:
         """What the ranks say, as one message of the captain's."""
         kind = KINDS.index(type(message))
         if not isinstance(message, Contribution):
-            self._same_kind(self._group.total([kind, kind * kind] + [0.0] * (4 + self.tensors)))
+            self._same_kind(
+                self._group.total([kind, kind * kind] + [0.0] * (4 + self.tensors + 2 * len(self.stamps())))
+            )
             return message
         if message.number <= PROBED:
             self._check_together()
         absent = set(members_of(of_bits(message.absent)))
         lacks = [float(one in absent) for one in range(self.tensors)]
         loss = [0.0, 0.0] if isnan(message.loss) else [message.loss, 1.0]
-        totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks])
+        stamps = [number for one in self.stamps() for number in (one, one * one)]
+        totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks, *stamps])
         self._same_kind(totals)
-        _, _, broken, samples, losses, judges, *lacking = totals
-        ranks = self._group.ranks
+        _, _, broken, samples, losses, judges, *rest = totals
+        lacking, stamped, ranks = rest[: self.tensors], rest[self.tensors :], self._group.ranks
+        for place, (total, squares) in enumerate(zip(stamped[::2], stamped[1::2], strict=True)):
+            if total * total != squares * ranks:
+                self.refuse(place)
         return replace(
             message,
             finite=not broken,

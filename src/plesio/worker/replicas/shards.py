@@ -190,6 +190,18 @@ class ParameterShards(ShardReplica):
             place.copy_(self._shards.sends(index, self._shards.local[index]))
 
 
+class ShownParameters(ParameterShards):
+    """Sends its part of the parameters, and goes on from where it is: the version is what it sent."""
+
+    def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
+        if anew or not self._begun:
+            super().adopt(shown)
+            return
+        self._start = self._shards.holds(shown.read)
+        self.writes.adopted(self._shards.holds(shown.made))
+        self.missing = 0
+
+
 class DeltaShards(ShardReplica):
     """Sends how far its part of the parameters moved from the version. What never had a gradient is absent."""
 
@@ -209,6 +221,8 @@ class DeltaShards(ShardReplica):
 
 def shards_for(strategy: Strategy) -> Callable[..., ShardReplica]:
     """The class of a rank's replica."""
+    if strategy.every.among_ranks:
+        return ShownParameters
     if strategy.send.differs:
         return DeltaShards
     return ParameterShards if strategy.send.stepped else GradientShards
