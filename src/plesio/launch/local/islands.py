@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from plesio.errors import DeadlineError
 from plesio.protocol.worker import ToWorker
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
@@ -78,20 +79,35 @@ class Ties:
 
 
 @contextmanager
-def together(store: Store, rank: int, ranks: int, timeout_s: float, name: str) -> Iterator[IslandGroup]:
-    """Inside, the ranks of an island are the default group of `torch.distributed`; gives the group that they agree by.
+def together(
+    store: Store, rank: int, ranks: int, timeout_s: float, name: str, collective_s: float | None = None
+) -> Iterator[IslandGroup]:
+    """Inside, the ranks of an island are the default group of `torch.distributed`; gives the group that they agree by. A
+    collective of the default group may take `collective_s`, if that is not `timeout_s`, too.
 
     The group is destroyed at the end, but not after an error: whoever raises hangs up at once, by ending.
+
+    Raises:
+        DeadlineError: the others did not come to a collective in time.
     """
-    if (torch.accelerator.current_accelerator() or torch.device("cpu")).type == "cpu":
-        backends = "gloo"
-    else:
-        backends = BACKENDS
+    backends = BACKENDS if torch.cuda.device_count() >= ranks else "gloo"  # nccl takes one process for each GPU
     environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
     group = IslandGroup(store, rank, ranks, timeout_s, name)
+    collective_s = collective_s or timeout_s
+    patience = timedelta(seconds=collective_s)
     dist.init_process_group(
-        backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s)
+        backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=patience
     )
-    yield group
+    try:
+        yield group
+    except RuntimeError as error:
+        if "imed out" not in str(error):
+            raise
+        raise DeadlineError(
+            f"{name}, rank {rank} of {ranks}: the others did not come to a collective within {collective_s:g} s: every worker "
+            "must call backward(), and what else is done together, equally often. If one step() is for several batches, count "
+            "them on from epoch to epoch; if only some call backward() on one more loss, let all do it, times 0 where it is "
+            "not wanted; if one works alone for so long, raise timeout_s"
+        ) from error
     if dist.is_initialized():
         dist.destroy_process_group()

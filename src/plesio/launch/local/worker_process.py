@@ -220,7 +220,8 @@ class ProcessContext(Participation):
         if ranks > 1 or among_ranks:
             store, timeout_s = self._ties.store(self._timeout_s), self._timeout_s + ANSWER_S
             name = self._strategy.name if among_ranks else f"worker {self.rank}"
-            with together(store, self._ties.rank, ranks, timeout_s, name) as group:
+            collective_s = self._job.config.timeout_s if among_ranks else None
+            with together(store, self._ties.rank, ranks, timeout_s, name, collective_s) as group:
                 self.gather(group)
                 yield
         elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
