@@ -65,9 +65,8 @@ def run(
         workers: how many workers.
         workers_max: up to how many the run may be scaled while it goes on, by `live.scale(n)` in `watch`; None: as many as it
             begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.
-        ranks: of how many processes each worker is made. They train one copy of the model together, split or repeated among
-            them by torch's FSDP2, DistributedDataParallel or tensor parallelism: `worker.island` says which of them this is. To
-            the run they are one worker.
+        ranks: how many processes each worker is made of. They train one copy of the model together, as torch's FSDP2,
+            DistributedDataParallel or tensor parallelism have it; worker.island says which one this is.
         engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
             `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the
