@@ -44,6 +44,7 @@ from plesio.tensors.local import is_split
 from plesio.transport.board import Board
 from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
+from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
 from plesio.worker.context import Taking, introduction
@@ -63,12 +64,14 @@ from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
 from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.replicas.regions import Held as Share
 from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
+ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
 decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
 Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, Regrouped, StateGiven, GroupGiven)
 
@@ -123,6 +126,7 @@ class Participation(ABC):
     _exchange: Exchange | None = None
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _begun_s: float | None = None
+    _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 
@@ -206,7 +210,8 @@ class Participation(ABC):
         if group is None:
             return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
         check_alike(group, specs)
-        return Shards(tensors, agreed([spec.name for spec in specs], tensors, group.rank, group.rows))
+        self._shares = agreed([spec.name for spec in specs], tensors, group.rank, group.rows)
+        return Shards(tensors, self._shares)
 
     def _build(
         self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse, shards: Shards | None
@@ -241,6 +246,15 @@ class Participation(ABC):
             reader = self.rank if place.rows[0].readers > 1 else 0  # in places of its own
             exchange.has_tables(RowExchange(row_tables, place.rows, reader, self._rows, self._send_rows, several))
         return exchange
+
+    @property
+    def patience_s(self) -> float:
+        """How long a rank of an island waits for the others: longer than the captain for the server."""
+        return self._timeout_s + ANSWER_S
+
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        """This process is a rank of an island, whose ranks agree by `group`."""
+        raise NotImplementedError
 
     @property
     def late(self) -> bool:

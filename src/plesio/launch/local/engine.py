@@ -302,7 +302,13 @@ class LocalEngine:
         for one in self._processes.island(process.worker):
             if one.rank != process.rank and not (one.gone or one.done):
                 log.info("%s has ended, and %s with it", process.title, one.title)
-                one.kill()
+                self._kill(one)
+
+    def _kill(self, process: Process) -> None:
+        """End a worker's process, or hang up on one that somebody else started."""
+        process.kill()
+        if not process.ours and process.worker is not None and process.rank == 0:
+            self._processes.tell_server(launcher.Emptied(process.worker))
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""
@@ -364,9 +370,7 @@ class LocalEngine:
             for process in processes.workers:
                 if not process.done and process.worker is not None and process.worker not in self._stopped:
                     self._stopped.add(process.worker)
-                    process.kill()
-                    if not process.ours:
-                        processes.tell_server(launcher.Emptied(process.worker))
+                    self._kill(process)
 
     def _scale(self, workers: int) -> None:
         """Whoever watches the run wants so many workers; a run that ends keeps those it has."""

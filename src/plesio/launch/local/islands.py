@@ -5,7 +5,7 @@
     captain  --a channel--> each of the others, its mates: where they meet, and what the server handed it (descriptors)
 
 Only the captain is known to the server. The launcher sees all ranks: when one dies it ends the others, the server sees the end of
-the captain's lines, and the worker has died.
+the captain's lines, and the worker has died. Ranks on another host than the server are here by their deputies, one each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from plesio.protocol.worker import ToWorker
+from plesio.protocol.worker import Hello, ToWorker
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
 from plesio.transport.island_group import IslandGroup
@@ -46,7 +46,7 @@ class Ties:
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
         whose = "a rank of this worker" if rank == 0 else "rank 0 of this worker"
-        self.channels: list[Channel[Any]] = [Channel.attach(one, ToWorker | Meet, whose) for one in descriptors]
+        self.channels: list[Channel[Any]] = [Channel.attach(one, ToWorker | Meet | Hello, whose) for one in descriptors]
 
     @property
     def ranks(self) -> int:
@@ -78,8 +78,11 @@ class Ties:
 
 
 @contextmanager
-def together(store: Store, rank: int, ranks: int, timeout_s: float, name: str) -> Iterator[IslandGroup]:
-    """Inside, the ranks of an island are the default group of `torch.distributed`; gives the group that they agree by.
+def together(
+    store: Store, rank: int, ranks: int, timeout_s: float, name: str, host: str = LOOPBACK
+) -> Iterator[IslandGroup]:
+    """Inside, the ranks of an island are the default group of `torch.distributed`, unless there is one; gives the group that they
+    agree by. `host`: this rank's address.
 
     The group is destroyed at the end, but not after an error: whoever raises hangs up at once, by ending.
     """
@@ -87,11 +90,15 @@ def together(store: Store, rank: int, ranks: int, timeout_s: float, name: str) -
         backends = "gloo"
     else:
         backends = BACKENDS
-    environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
-    group = IslandGroup(store, rank, ranks, timeout_s, name)
-    dist.init_process_group(
-        backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout_s)
-    )
+    if host == LOOPBACK:
+        environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
+    group = IslandGroup(store, rank, ranks, timeout_s, name, host)
+    ours = not dist.is_initialized()
+    if ours:
+        patience = timedelta(seconds=timeout_s)
+        dist.init_process_group(
+            backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=patience
+        )
     yield group
-    if dist.is_initialized():
+    if ours and dist.is_initialized():
         dist.destroy_process_group()

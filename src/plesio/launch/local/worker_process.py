@@ -44,7 +44,6 @@ from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn_no_more
 from plesio.worker.worker import Worker, taking_part
 
-ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
 
 
@@ -77,10 +76,9 @@ class ProcessContext(Participation):
         channels = [engine, *ties.channels, *([self._server] if self._server is not None else [])]
         self.hang_up = keep_to_itself([*[one.fileno() for one in channels], *line[1:]], *channels)
 
-    def gather(self, group: IslandGroup) -> None:
-        """This is a rank of an island, which agrees by `group`."""
-        rank, ranks = group.rank, group.ranks
-        self.island = island = Island(self.state, rank, ranks, self.rank * ranks + rank, group)
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        ranks = group.ranks
+        self.island = island = Island(self.state, group.rank, ranks, local_rank, group)
         self._bell = IslandBell(group, self._line, lambda: ranks // island.parts[1])
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -215,9 +213,9 @@ class ProcessContext(Participation):
         """Inside, the ranks of an island, or workers in lock step, are the default group of `torch.distributed`."""
         ranks = self._job.config.ranks
         if ranks > 1:
-            store, timeout_s = self._ties.store(self._timeout_s), self._timeout_s + ANSWER_S
-            with together(store, self._ties.rank, ranks, timeout_s, f"worker {self.rank}") as group:
-                self.gather(group)
+            store = self._ties.store(self._timeout_s)
+            with together(store, self._ties.rank, ranks, self.patience_s, f"worker {self.rank}") as group:
+                self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
                 yield
         elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
             yield

@@ -27,8 +27,8 @@ from plesio.tensors.tensor_set import bits, members_of, of_bits
 from plesio.transport.doorbell import ANSWER_LAYOUT, nothing
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
+from plesio.worker.replicas.shards import PROBED
 
-PROBED = 2  # the first contributions are looked at
 SPREAD_MAX = 0.01
 """The variance between ranks of what should be the same, by its mean square: rounding makes 1e-12, other data about 1."""
 KINDS = get_args(FromWorker)
