@@ -61,6 +61,7 @@ class ProcessContext(Participation):
         self.lenient = config.on_worker_error == "continue"
         self._ties = ties = ties or Ties(0, ())
         self._shows = job.evaluate is not None and bool(line)
+        self._plain = job.model
         self._line = Doorbell(line[1], line[2], rank) if line else None
         if self._line is not None:
             self._bell = self._line
