@@ -119,6 +119,7 @@ class Participation(ABC):
     refused = False
     """Whether this worker is, and the others go on."""
     _shows: bool  # evaluations need the structure of its model
+    _plain: Callable[[], nn.Module] | None = None  # builds it as they are to see it
     _bell: Bell
     _timeout_s: float
     _every: Every | None = None  # overrides how long it trains on its own
@@ -181,7 +182,7 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
+        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows, self._plain)
         shards = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state

@@ -77,7 +77,14 @@ class Server(Replies):
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
         lay_out = partial(
-            Blocks, strategy, workers, evaluates=evaluator is not None, seats=seats, holds=holds, servers=tables.servers
+            Blocks,
+            strategy,
+            workers,
+            evaluates=evaluator is not None,
+            seats=seats,
+            holds=holds,
+            servers=tables.servers,
+            ranks=config.ranks,
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done

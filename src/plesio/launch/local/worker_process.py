@@ -60,6 +60,7 @@ class ProcessContext(Participation):
         self.lenient = config.on_worker_error == "continue"
         self._ties = ties = ties or Ties(0, ())
         self._shows = job.evaluate is not None and bool(line)
+        self._plain = job.model
         self._line = Doorbell(line[1], line[2], rank) if line else None
         if self._line is not None:
             self._bell = self._line
@@ -131,7 +132,7 @@ class ProcessContext(Participation):
             ring,
             slots[self.rank],
             home=slots[homes + self.rank] if homes else None,
-            held=held if self.island.group is None else None,
+            held=held,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
@@ -146,7 +147,8 @@ class ProcessContext(Participation):
         rows = len(fds) - welcome.servers - (welcome.servers > 1)
         readers = self._job.config.seats + 1
         slots = [RowSlots.attach(fd, hello.tables, readers) for fd in fds[rows : rows + welcome.servers]]
-        return Held(fds[0]) if rows else None, slots, fds[-1] if welcome.servers > 1 else -1
+        held = Held(fds[0], self.island.ranks, self.island.rank) if rows else None
+        return held, slots, fds[-1] if welcome.servers > 1 else -1
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = (in_memory(rows),)
