@@ -64,6 +64,7 @@ class Payloads:
 class PartPayloads(Payloads):
     """The same for a rank whose `part` of each tensor is this.
 
+    >>> from plesio.tensors.arena import TensorSpec
     >>> layout = Layout([TensorSpec("w", (4, 2), "float32", Kind.TRAINED, 0)])
     >>> PartPayloads(layout, ps.local_sgd(), [Region((2, 0), (2, 2))]).everything
     [(16, 32)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import prod
-from typing import NamedTuple
 
+import msgspec
 import torch
 
 
-class Region(NamedTuple):
+class Region(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A block of a tensor: where it begins and how long it is, in each dimension."""
 
     start: tuple[int, ...]
