@@ -31,7 +31,7 @@ def answer_to(
     config = RunConfig(strategy=run, workers=2, workers_max=workers_max, timeout_s=60.0)
     answers: list[Any] = []
     channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
-    processes: Any = SimpleNamespace(tell_server=channel.send, workers=[])
+    processes: Any = SimpleNamespace(tell_server=channel.send, workers=[], island=lambda worker: [])
     seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
     data = None
     if strategy is not None:

@@ -65,7 +65,10 @@ class RunConfig:
         ),
     )
     ranks: int = setting(
-        1, help="Processes in each worker, which train one copy of the model together (docs/islands.md).", metavar="N"
+        1,
+        help="How many processes each worker is made of. They train one copy of the model together, as torch's FSDP2, "
+        "DistributedDataParallel or tensor parallelism have it; worker.island says which one this is.",
+        metavar="N",
     )
     engine: str | Simulated | Ray = setting(
         "local",
@@ -158,9 +161,9 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
-        self._check_ranks()
         self._check_faults()
         self._check_refused()
+        self._check_ranks()
         if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
             raise ConfigurationError(
                 "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
@@ -191,9 +194,9 @@ class RunConfig:
 
     def _check_refused(self) -> None:
         """Raise `ConfigurationError` for a setting that the engine does not take. As many workers as there are is no scaling."""
+        more = {"workers_max": self.seats > self.workers, "ranks": self.ranks > 1}
         for name, why in self.place.refuses.items():
-            asked = self.seats > self.workers if name == "workers_max" else getattr(self, name) not in (None, ())
-            if asked:
+            if more.get(name, getattr(self, name) not in (None, ())):
                 raise ConfigurationError(f"{name}={getattr(self, name)} {why}")
 
     def _check_numbers(self) -> None:
@@ -217,8 +220,6 @@ class RunConfig:
     def _check_ranks(self) -> None:
         if self.ranks == 1:
             return
-        if self.place is not LOCAL:
-            raise ConfigurationError(f"ranks={self.ranks} is for processes of this host, engine='local'")
         processes, most = self.seats * self.ranks, self.place.workers_max
         if processes > most:
             raise ConfigurationError(

@@ -42,6 +42,7 @@ from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.local import is_split
 from plesio.transport.board import Board
 from plesio.transport.held import Held
+from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
 from plesio.worker.context import Taking, introduction
@@ -59,12 +60,14 @@ from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
+from plesio.worker.replicas.regions import Held as Share
 from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
+ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
 decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
 Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, StateGiven, GroupGiven)
 
@@ -111,6 +114,7 @@ class Participation(ABC):
     refused = False
     """Whether this worker is, and the others go on."""
     _shows: bool  # evaluations need the structure of its model
+    _plain: Callable[[], nn.Module] | None = None  # builds it as they are to see it
     _bell: Bell
     _timeout_s: float
     _every: Every | None = None  # overrides how long it trains on its own
@@ -118,6 +122,7 @@ class Participation(ABC):
     _exchange: Exchange | None = None
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _begun_s: float | None = None
+    _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 
@@ -159,6 +164,12 @@ class Participation(ABC):
         """Ask the server for rows of tables ahead."""
         raise NotImplementedError
 
+    def _number_ranks(self) -> None:
+        """Workers that all-reduce among themselves are numbered by their ranks."""
+        if self._strategy.every.among_ranks:
+            self.rank, self.workers = self.island.rank, self.island.ranks
+            self.state.together = self.island.ranks
+
     # What all do
 
     @property
@@ -172,7 +183,7 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows)
+        hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows, self._plain)
         shards = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state
@@ -201,7 +212,8 @@ class Participation(ABC):
         if group is None:
             return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
         check_alike(group, specs)
-        return Shards(tensors, agreed([spec.name for spec in specs], tensors, group.rank, group.rows))
+        self._shares = agreed([spec.name for spec in specs], tensors, group.rank, group.rows)
+        return Shards(tensors, self._shares)
 
     def _build(
         self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse, shards: Shards | None
@@ -239,6 +251,22 @@ class Participation(ABC):
         return exchange
 
     @property
+    def patience_s(self) -> float:
+        """How long a rank of an island waits for the others: longer than the captain for the server."""
+        return self._timeout_s + ANSWER_S
+
+    @property
+    def group_terms(self) -> tuple[str, float | None]:
+        """What its island is called, and how long a collective of the training loop may take, if not as long as other waits."""
+        if self._strategy.every.among_ranks:
+            return self._strategy.name, self._timeout_s / 2
+        return f"worker {self.rank}", None
+
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        """This process is a rank of an island, whose ranks agree by `group`."""
+        raise NotImplementedError
+
+    @property
     def late(self) -> bool:
         """Whether this worker goes on while an answer travels."""
         return self._strategy.goes_on(self.away)
@@ -272,9 +300,24 @@ class Participation(ABC):
         group = self.island.group
         if group is None:
             return self._leased(request)
+        self._check_order(group, request)
         reply = decode_reply(group.told(lambda: encode(self._leased(request))))
         self.state.stopped = self.state.stopped or reply.stop
         return reply
+
+    def _check_order(self, group: IslandGroup, request: LeaseRequest) -> None:
+        """Raise `ConfigurationError` unless all ranks drew the same batches for this epoch."""
+        every = group.rows([request.total, request.digest])
+        others = [rank for rank, one in enumerate(every) if one != every[group.rank]]
+        if not others:
+            return
+        first, second = sorted((group.rank, others[0]))
+        kind = "workers" if self._strategy.every.among_ranks else f"worker {self.state.worker}: its ranks"
+        raise ConfigurationError(
+            f"{kind} {first} and {second} drew different batches for epoch {request.epoch}: each takes its part of the same "
+            "ones, so give all the same data, whole, and draw its order from worker.seed, not by rank or from a source that "
+            "nobody seeds"
+        )
 
     def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
         if due and self._exchange is not None:

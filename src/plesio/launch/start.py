@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
@@ -68,12 +69,13 @@ def start(
     door: Door | None = None,
     page: Page | None = None,
     since_s: float | None = None,
+    model: Callable[[], nn.Module] | None = None,
 ) -> Run:
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
     recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
     since_s = time.monotonic() if since_s is None else since_s
     check_working_directory()
-    check_functions(config, train, evaluate, watch)
+    check_functions(config, train, evaluate, watch, model)
     config = _reduced_here(config, door)
     momentum = momentum_of(config.strategy)
     if door is not None:
@@ -83,6 +85,7 @@ def start(
         config=config,
         train=train,
         evaluate=evaluate,
+        model=model,
         listening=door.listening if door is not None else None,
         log_level=log_level(),
         sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",

@@ -43,7 +43,8 @@ MEANS = 2
 
 
 class Blocks:
-    """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own.
+    """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
+    `ranks`: of how many processes each is.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -59,6 +60,7 @@ class Blocks:
         seats: int = 0,
         holds: bool = False,
         servers: int = 1,
+        ranks: int = 1,
     ) -> None:
         self.strategy = strategy
         self.workers = workers
@@ -114,7 +116,7 @@ class Blocks:
         self.homes = self.slots[seats:]
         """Where workers have their parameters, if these are theirs."""
         own = (holds and (strategy.send.stepped or seats == 1)) or self.gives_back_mean
-        self.held = Held.create(seats) if own else None
+        self.held = Held.create(seats, ranks) if own else None
 
     def _check_privacy(self) -> None:
         names = [*(spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER), *self.tables]

@@ -274,14 +274,13 @@ class Machine(Memory):
         return self.blocks.held is not None
 
     def held(self, worker: int, number: int) -> bytes | None:
-        return self.blocks.held.get(worker, number) if self.blocks.held is not None else None
+        return self.blocks.held.get_all(worker, number) if self.blocks.held is not None else None
 
-    def hold_again(self, worker: int, state: bytes | None) -> None:
+    def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:
-            return
+            return False
         self.blocks.held.forget(worker)
-        if state is not None:
-            self.blocks.held.put(worker, 0, state)
+        return state is not None and self.blocks.held.put_all(worker, 0, state)
 
     # Where the parameters are the workers' own
 

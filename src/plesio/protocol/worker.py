@@ -39,6 +39,7 @@ from plesio.tensors.arena import ALL_PARTS
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.region import Region
 from plesio.tensors.rows import Rows
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -51,7 +52,8 @@ Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
     without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `tables`: those whose
-    rows live at the server. `at`: see `plesio.core.events.Joined`."""
+    rows live at the server. `at`: see `plesio.core.events.Joined`. `part`: of each tensor what a rank of an island sends, between
+    hosts; empty: all."""
 
     worker: int
     model: Described
@@ -60,6 +62,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     tables: tuple[TableSpec, ...] = ()
     at: Whereabouts | None = None
     after_step: AfterStep | None = None
+    part: tuple[Region, ...] = ()
 
     def without_code(self) -> Hello:
         """As it comes from another host."""

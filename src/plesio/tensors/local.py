@@ -21,3 +21,13 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """
     whole: torch.Tensor = tensor.to_local() if is_split(tensor) else tensor  # type: ignore[attr-defined]
     return whole.detach()
+
+
+def split_like(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """What is split as `tensor` is, where this process holds `local` of it."""
+    if not is_split(tensor):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())

@@ -26,6 +26,8 @@ T = TypeVar("T")
 ANSWER_LAYOUT = struct.Struct("<i252p")
 """A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
 ANSWER_BYTES_MAX = 251
+PLACE = struct.Struct("<i")
+"""Between hosts, the buffer's number before an answer."""
 decode_message: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 

@@ -85,6 +85,19 @@ class IslandGroup:
             return got.body
         raise raised or (error_class(got.kind) or PlesioError)(got.why)
 
+    def spread(self, pieces: Sequence[Sequence[tuple[torch.Tensor, bool]]]) -> None:
+        """`pieces`: by rank, tensors that become what they are in that rank, where they are wanted."""
+        for root, own in enumerate(pieces):
+            sizes = [view.nbytes for view, _ in own]
+            flat = torch.empty(sum(sizes), dtype=torch.uint8)
+            if root == self.rank and own:
+                torch.cat([view.contiguous().view(-1).view(torch.uint8) for view, _ in own], out=flat)
+            if len(flat):
+                self._wait(self._gloo.broadcast(flat, root), "parts that all of them hold")
+            for (view, wanted), came in zip(own, torch.split(flat, sizes), strict=True):
+                if wanted and root != self.rank:
+                    view.copy_(came.clone().view(view.dtype).view(view.shape))
+
     def _broadcast(self, message: bytes) -> bytes:
         head = torch.zeros(HEAD + AT_ONCE, dtype=torch.uint8)
         start = message[:AT_ONCE]

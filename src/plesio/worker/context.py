@@ -7,7 +7,7 @@ greenlet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,8 @@ from plesio.tables.module import named_tables, without_rows
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.cut import cut
-from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.local import is_split
+from plesio.tensors.model import Described, describe, dump_plain, dump_structure
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
 from plesio.worker.data.asking import Lessor
@@ -80,9 +81,10 @@ class WorkerContext(Lessor, Protocol):
 
 
 def introduction(
-    rank: int, strategy: Strategy, given: Taking, evaluates: bool
+    rank: int, strategy: Strategy, given: Taking, evaluates: bool, build: Callable[[], nn.Module] | None = None
 ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
-    """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
+    """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order. `build` builds the
+    model as `evaluate` is to see it, if that is not to be a copy of the worker's."""
     model, optimizer = given.model, given.optimizer
     by_rows = strategy.steps_at_server and strategy.correct.spares_rows
     row_tables = named_tables(model)
@@ -100,7 +102,7 @@ def introduction(
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     with without_rows(row_tables.values()):
-        structure = dump_structure(model, tensors) if evaluates else b""
+        structure = _structure(model, described, tensors, build) if evaluates else b""
     hello = Hello(
         worker=rank,
         model=described,
@@ -110,3 +112,17 @@ def introduction(
         after_step=given.after_step,
     )
     return hello, specs[0].carried, tensors
+
+
+def _structure(
+    model: nn.Module, described: Described, tensors: list[torch.Tensor], build: Callable[[], nn.Module] | None
+) -> bytes:
+    """What `evaluate` is given, without its tensors."""
+    if build is not None:
+        return dump_plain(build, described)
+    if any(map(is_split, tensors)):
+        raise ConfigurationError(
+            "evaluate gets a copy of the model, and this one is split among the processes of a worker: say what builds the plain "
+            "one, ps.run(..., model=build), or leave evaluate out and measure in the training function"
+        )
+    return dump_structure(model, tensors)

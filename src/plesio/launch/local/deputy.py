@@ -19,9 +19,10 @@ from functools import partial
 import msgspec
 import torch
 
-from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.deputy_rows import DeputyRows
+from plesio.launch.local.islands import Ties
+from plesio.launch.local.mate import MateDeputy, parts
 from plesio.launch.local.order import Order, Pull, Said
 from plesio.launch.local.stand_in import StandIn, first_words, opened
 from plesio.launch.local.table_deputy import TableDeputy
@@ -29,11 +30,11 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.payloads import Payloads, cut
-from plesio.tensors.arena import Arena, Layout
+from plesio.protocol.payloads import Payloads, cut, payloads_of
+from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
-from plesio.transport.doorbell import ANSWER_LAYOUT, decode_answer
+from plesio.transport.doorbell import ANSWER_LAYOUT, PLACE, decode_answer
 from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
@@ -49,7 +50,8 @@ decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages
 
 
 class Deputy(StandIn):
-    """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer."""
+    """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer, and of
+    ties to the deputies of its mates."""
 
     _payloads: Payloads  # once it said Hello
 
@@ -60,7 +62,8 @@ class Deputy(StandIn):
         self._worker = worker
         self._seats = job.config.seats
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
-        self._push, self._answer = line[1:]
+        self._push, self._answer = line[1:3]
+        self._ties = Ties(0, line[3:])
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
@@ -121,7 +124,8 @@ class Deputy(StandIn):
             case messages.RowsRequest() if rows is not None:
                 return rows.keys(message)
             case messages.Ready():
-                return self._ring.leading(self._order.copies)
+                whole = self._payloads.everything
+                return [one for arena in self._ring.leading(self._order.copies) for one in cut(arena, whole)]
         return ()
 
     def _to_server(self, frame: Frame) -> None:
@@ -133,7 +137,9 @@ class Deputy(StandIn):
             message = msgspec.structs.replace(message, worker=self._worker, model=model)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
-            self._payloads = Payloads(Layout(message.model.specs), self._job.config.strategy)
+            self._payloads = payloads_of(message, self._job.config.strategy)
+            self._ties.hand(message)
+            message = msgspec.structs.replace(message, part=())
         if isinstance(message, messages.RowsRequest) and not message.wanted:
             self._send_rows(ahead=True)
         else:
@@ -163,6 +169,8 @@ class Deputy(StandIn):
 
     def _from_server(self) -> None:
         message, descriptors = self._server.receive(LEASE_S)
+        if isinstance(message, messages.Welcome | messages.Refused):
+            self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
             self._map(message, descriptors)
         self._order.told(message)
@@ -194,9 +202,9 @@ class Deputy(StandIn):
                 self._listen(bell, partial(self._from_servers, bell))
             places = [RowSlots.attach(one, tables, self._seats + 1) for one in rest[-welcome.servers :]]
             self._order.rows = DeputyRows(places, self._worker)
-        self._ring = Ring(_parts(ring, nbytes, welcome.buffers))
+        self._ring = Ring(parts(ring, nbytes, welcome.buffers))
         os.close(board)
-        self._slot = _parts(slots, nbytes, self._seats)[self._worker]
+        self._slot = parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
@@ -207,15 +215,8 @@ class Deputy(StandIn):
         self._order.told(answer)
         packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
         shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
-        self._session.send(FrameKind.ANSWER, body, cut(shown.read, self._payloads.spans(answer)))
-
-
-def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
-    """The block behind a descriptor, cut into `count` arenas' bytes."""
-    block = SharedBlock(descriptor, nbytes * count)
-    whole = block.memory.numpy().data
-    block.close()
-    return [whole[index * nbytes : (index + 1) * nbytes] for index in range(count)]
+        payload = cut(shown.read, self._payloads.spans(answer))
+        self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
 
 
 def main(job: Job, descriptors: list[int]) -> None:
@@ -247,7 +248,8 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         wire.send(FrameKind.SESSION, encode(reply))
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
-    session, kind = Session(wire, knock.who), TableDeputy if knock.holds_rows else Deputy
+    kind = TableDeputy if knock.holds_rows else MateDeputy if knock.captain else Deputy
+    session = Session(wire, knock.who)
     wire.eager = kind.eager
     try:
         kind(job, reply.seated.worker, launcher, line, session).run()

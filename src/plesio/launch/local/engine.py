@@ -309,11 +309,17 @@ class LocalEngine:
         for one in self._processes.island(process.worker):
             if one.rank != process.rank and not (one.gone or one.done):
                 log.info("%s has ended, and %s with it", process.title, one.title)
-                one.kill()
+                self._kill(one)
         if not self._stopping and self._error is None and self._seats.begin_anew(process.worker, self._live.version):
             self._happened(
                 process.rank, f"worker {process.rank} died {self._where()}: all begin anew from what was shown last"
             )
+
+    def _kill(self, process: Process) -> None:
+        """End a worker's process, or hang up on one that somebody else started."""
+        process.kill()
+        if not process.ours and process.worker is not None and process.rank == 0:
+            self._processes.tell_server(launcher.Emptied(process.worker))
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""
@@ -369,15 +375,13 @@ class LocalEngine:
             reason = self._watch(self._live)
             if reason is not None:
                 self._ask_to_stop(reason)
-            if not self._stopping and self._outcome.final is None:
-                self._seats.fill()
+        if not self._stopping and self._outcome.final is None:
+            self._seats.fill()
         if patience.workers_are_late():
             for process in processes.workers:
                 if not process.done and process.worker is not None and process.worker not in self._stopped:
                     self._stopped.add(process.worker)
-                    process.kill()
-                    if not process.ours:
-                        processes.tell_server(launcher.Emptied(process.worker))
+                    self._kill(process)
 
     def _scale(self, workers: int) -> None:
         """Whoever watches the run wants so many workers; a run that ends keeps those it has."""

@@ -5,7 +5,7 @@
     captain  --a channel--> each of the others, its mates: where they meet, and what the server handed it (descriptors)
 
 Only the captain is known to the server. The launcher sees all ranks: when one dies it ends the others, the server sees the end of
-the captain's lines, and the worker has died.
+the captain's lines, and the worker has died. Ranks on another host than the server are here by their deputies, one each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from plesio.errors import DeadlineError
-from plesio.protocol.worker import ToWorker
+from plesio.protocol.worker import Hello, ToWorker
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
 from plesio.transport.island_group import IslandGroup
@@ -47,7 +47,7 @@ class Ties:
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
         whose = "a rank of this worker" if rank == 0 else "rank 0 of this worker"
-        self.channels: list[Channel[Any]] = [Channel.attach(one, ToWorker | Meet, whose) for one in descriptors]
+        self.channels: list[Channel[Any]] = [Channel.attach(one, ToWorker | Meet | Hello, whose) for one in descriptors]
 
     @property
     def ranks(self) -> int:
@@ -80,10 +80,17 @@ class Ties:
 
 @contextmanager
 def together(
-    store: Store, rank: int, ranks: int, timeout_s: float, name: str, collective_s: float | None = None
+    store: Store,
+    rank: int,
+    ranks: int,
+    timeout_s: float,
+    name: str,
+    host: str = LOOPBACK,
+    collective_s: float | None = None,
 ) -> Iterator[IslandGroup]:
-    """Inside, the ranks of an island are the default group of `torch.distributed`; gives the group that they agree by. A
-    collective of the default group may take `collective_s`, if that is not `timeout_s`, too.
+    """Inside, the ranks of an island are the default group of `torch.distributed`, unless there is one; gives the group that they
+    agree by. `host`: this rank's address. A collective of the default group may take `collective_s`, if that is not `timeout_s`,
+    too.
 
     The group is destroyed at the end, but not after an error: whoever raises hangs up at once, by ending.
 
@@ -91,13 +98,16 @@ def together(
         DeadlineError: the others did not come to a collective in time.
     """
     backends = BACKENDS if torch.cuda.device_count() >= ranks else "gloo"  # nccl takes one process for each GPU
-    environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
-    group = IslandGroup(store, rank, ranks, timeout_s, name)
+    if host == LOOPBACK:
+        environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
+    group = IslandGroup(store, rank, ranks, timeout_s, name, host)
     collective_s = collective_s or timeout_s
-    patience = timedelta(seconds=collective_s)
-    dist.init_process_group(
-        backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=patience
-    )
+    ours = not dist.is_initialized()
+    if ours:
+        patience = timedelta(seconds=collective_s)
+        dist.init_process_group(
+            backends, store=PrefixStore("ranks", store), rank=rank, world_size=ranks, timeout=patience
+        )
     try:
         yield group
     except RuntimeError as error:
@@ -109,5 +119,5 @@ def together(
             "them on from epoch to epoch; if only some call backward() on one more loss, let all do it, times 0 where it is "
             "not wanted; if one works alone for so long, raise timeout_s"
         ) from error
-    if dist.is_initialized():
+    if ours and dist.is_initialized():
         dist.destroy_process_group()

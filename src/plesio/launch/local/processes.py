@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cloudpickle
 
@@ -45,6 +45,7 @@ class Process:
     began_s: float | None = None  # when its worker began to train, in the run's time
     replaced: bool = False  # whether another has its seat by now
     leaving: bool = False  # whether it is told to end, the run having fewer workers from now on
+    ties: dict[int, int] = field(default_factory=dict)  # a captain's to ranks that are to come, until they do
 
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
@@ -198,5 +199,6 @@ class Processes:
         """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
+            close_quietly(*process.ties.values())
         close_quietly(*self.vacant.values())
         self._fork_server.end(grace_s)

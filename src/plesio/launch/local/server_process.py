@@ -76,7 +76,14 @@ class Server(Replies):
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
         lay_out = partial(
-            Blocks, strategy, workers, evaluates=evaluator is not None, seats=seats, holds=holds, servers=tables.servers
+            Blocks,
+            strategy,
+            workers,
+            evaluates=evaluator is not None,
+            seats=seats,
+            holds=holds,
+            servers=tables.servers,
+            ranks=1 if strategy.every.among_ranks else config.ranks,
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
@@ -186,7 +193,7 @@ class Server(Replies):
     @property
     def _begins_anew(self) -> bool:
         """Whether a worker that lost one of its processes is started again."""
-        return self._program.begun and self._strategy.every.among_ranks
+        return self._strategy.every.among_ranks
 
     def _line(self, worker: int) -> Line:
         line = self._lines[worker]

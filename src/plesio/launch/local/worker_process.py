@@ -44,7 +44,6 @@ from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn_no_more
 from plesio.worker.worker import Worker, taking_part
 
-ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
 
 
@@ -62,6 +61,7 @@ class ProcessContext(Participation):
         self.lenient = config.on_worker_error == "continue"
         self._ties = ties = ties or Ties(0, ())
         self._shows = job.evaluate is not None and bool(line)
+        self._plain = job.model
         self._line = Doorbell(line[1], line[2], rank) if line else None
         if self._line is not None:
             self._bell = self._line
@@ -78,12 +78,10 @@ class ProcessContext(Participation):
         channels = [engine, *ties.channels, *([self._server] if self._server is not None else [])]
         self.hang_up = keep_to_itself([*[one.fileno() for one in channels], *line[1:]], *channels)
 
-    def gather(self, group: IslandGroup) -> None:
-        """This is a rank of an island, which agrees by `group`."""
-        rank, ranks = group.rank, group.ranks
-        self.island = island = Island(self.state, rank, ranks, self.rank * ranks + rank, group)
-        if self._strategy.every.among_ranks:
-            self.rank, self.workers, self.state.together = rank, ranks, ranks
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        ranks = group.ranks
+        self.island = island = Island(self.state, group.rank, ranks, local_rank, group)
+        self._number_ranks()
         self._bell = IslandBell(group, self._line, lambda: ranks // island.parts[1])
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -136,7 +134,7 @@ class ProcessContext(Participation):
             ring,
             slots[self.state.worker],
             home=slots[homes + self.state.worker] if homes else None,
-            held=held if self.island.group is None or self._strategy.every.among_ranks else None,
+            held=held,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
@@ -151,7 +149,9 @@ class ProcessContext(Participation):
         rows = len(fds) - welcome.servers - (welcome.servers > 1)
         readers = self._job.config.seats + 1
         slots = [RowSlots.attach(fd, hello.tables, readers) for fd in fds[rows : rows + welcome.servers]]
-        return Held(fds[0]) if rows else None, slots, fds[-1] if welcome.servers > 1 else -1
+        several = () if self._strategy.every.among_ranks else (self.island.ranks, self.island.rank)
+        held = Held(fds[0], *several) if rows else None  # what all hold alike is one of them's
+        return held, slots, fds[-1] if welcome.servers > 1 else -1
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = (in_memory(rows),)
@@ -218,11 +218,10 @@ class ProcessContext(Participation):
         """Inside, the ranks of an island, or workers in lock step, are the default group of `torch.distributed`."""
         ranks, among_ranks = self._job.config.ranks, self._strategy.every.among_ranks
         if ranks > 1 or among_ranks:
-            store, timeout_s = self._ties.store(self._timeout_s), self._timeout_s + ANSWER_S
-            name = self._strategy.name if among_ranks else f"worker {self.rank}"
-            collective_s = self._job.config.timeout_s if among_ranks else None
-            with together(store, self._ties.rank, ranks, timeout_s, name, collective_s) as group:
-                self.gather(group)
+            store = self._ties.store(self._timeout_s)
+            name, collective_s = self.group_terms
+            with together(store, self._ties.rank, ranks, self.patience_s, name, collective_s=collective_s) as group:
+                self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
                 yield
         elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
             yield

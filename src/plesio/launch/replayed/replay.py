@@ -135,6 +135,7 @@ def replay(
     """
     journal = read_journal(run)
     strategy = _strategy(journal)
+    _check_ranks(journal)
     _check_beginning(journal)
     if until is not None:
         _check_until(journal, until)
@@ -163,6 +164,14 @@ def _apply(journal: Journal) -> None:
         msgspec.convert(journal.head.torch, TorchSettings).apply()
     except (msgspec.ValidationError, RuntimeError) as error:
         raise JournalError(f"{journal.path}: its settings of torch are none that plesio writes: {error}") from error
+
+
+def _check_ranks(journal: Journal) -> None:
+    if journal.head.ranks > 1:
+        raise ReplayError(
+            f"{journal.path} is of workers that were {journal.head.ranks} processes each, and a replay has one process: it "
+            "cannot repeat how they split the model among them"
+        )
 
 
 def _check_beginning(journal: Journal) -> None:

@@ -27,8 +27,8 @@ from plesio.tensors.tensor_set import bits, members_of, of_bits
 from plesio.transport.doorbell import ANSWER_LAYOUT, nothing
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
+from plesio.worker.replicas.shards import PROBED
 
-PROBED = 2  # the first contributions are looked at
 SPREAD_MAX = 0.01
 """The variance between ranks of what should be the same, by its mean square: rounding makes 1e-12, other data about 1."""
 KINDS = get_args(FromWorker)
@@ -55,6 +55,7 @@ class IslandBell:
     Attributes:
         tensors: how many the prepared model has.
         probes: numbers of what is sent that are the same in every rank, to rounding.
+        grants: how many steps the next exchange is away, as the captain sees it, where the server says so many.
         stamps: of what is the same in every rank, bit for bit, whole numbers below 2**20; `refuse` raises where the one at this
             place differs.
     """
@@ -68,6 +69,7 @@ class IslandBell:
         self.probes: Callable[[], Sequence[float]] = tuple
         self.stamps: Callable[[], Sequence[int]] = tuple
         self.refuse: Callable[[int], NoReturn]
+        self.grants: Callable[[int], int] = int
 
     def send(self, message: FromWorker) -> None:
         said = self._agreed(message)
@@ -90,6 +92,7 @@ class IslandBell:
     ) -> bytes:
         assert self._line is not None, "the captain is asked"
         answer = self._line.answer(kind, timeout_s, number, version, meanwhile)
+        answer.steps_granted = self.grants(answer.steps_granted)
         return ANSWER_LAYOUT.pack(self._line.place, encode(answer))
 
     def waiting(self, timeout_s: float = 0.0) -> bool:

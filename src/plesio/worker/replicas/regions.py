@@ -10,55 +10,13 @@ What several ranks hold alike is cut among them, so that each sends as much.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import NamedTuple
 
 import torch
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.local import is_split
-
-
-class Region(NamedTuple):
-    """A block of a tensor: where it begins and how long it is, in each dimension."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """That block of the whole tensor, as a view."""
-        return tensor[tuple(slice(at, at + size) for at, size in zip(self.start, self.shape, strict=True))]
-
-    def within(self, outer: Region) -> Region:
-        """The same block, counted from where `outer` begins."""
-        return Region(tuple(mine - theirs for mine, theirs in zip(self.start, outer.start, strict=True)), self.shape)
-
-    def meets(self, other: Region) -> bool:
-        """Whether they have an element in common."""
-        ends = zip(self.start, self.shape, other.start, other.shape, strict=True)
-        return all(max(at, there) < min(at + size, there + length) for at, size, there, length in ends)
-
-    def cut(self, part: int, parts: int) -> Region:
-        """The `part`-th of so many even pieces.
-
-        >>> Region((0, 0), (5, 3)).cut(0, 2), Region((4,), (1,)).cut(0, 2)
-        (Region(start=(0, 0), shape=(2, 3)), Region(start=(4,), shape=(0,)))
-        """
-        if not self.shape:
-            return self if part == 0 else EMPTY
-        sizes = self.shape
-        along = next((place for place, size in enumerate(sizes) if size >= parts), sizes.index(max(sizes)))
-        begin, end = (sizes[along] * one // parts for one in (part, part + 1))
-        start, shape = list(self.start), list(sizes)
-        start[along], shape[along] = start[along] + begin, end - begin
-        return Region(tuple(start), tuple(shape))
-
-
-EMPTY = Region((), (0,))  # of a tensor without dimensions
+from plesio.tensors.region import Region
 
 
 def region_of(name: str, tensor: torch.Tensor) -> Region:
@@ -83,11 +41,13 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
 
 
 class Held(NamedTuple):
-    """A rank's part of one tensor: what it holds, what it sends of that, and whether `all` ranks hold the same."""
+    """A rank's part of one tensor: what it holds, what it sends of that, and whether `all` ranks hold the same. `pieces`: of one
+    that several ranks hold, what each sends."""
 
     holds: Region
     sends: Region
     all: bool
+    pieces: tuple[Region, ...] = ()
 
 
 def shared_out(
@@ -109,9 +69,10 @@ def shared_out(
                 f"what the {len(by_rank)} ranks of a worker hold of {name}, {list(all_of_it.shape)}, does not make it up: "
                 f"{parts}; split it with torch's fully_shard or parallelize_module, over worker.island.mesh"
             )
-        mine = regions[rank]
-        holders = [one for one, region in enumerate(regions) if region == mine]
-        held.append(Held(mine, mine.cut(holders.index(rank), len(holders)), len(holders) == len(regions)))
+        holders = {region: [one for one, other in enumerate(regions) if other == region] for region in set(regions)}
+        pieces = [region.cut(holders[region].index(one), len(holders[region])) for one, region in enumerate(regions)]
+        shared = tuple(pieces) if len(holders) < len(regions) else ()
+        held.append(Held(regions[rank], pieces[rank], len(holders) == 1, shared))
     return held
 
 

@@ -22,6 +22,7 @@ from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.replicas.regions import Held
 from plesio.worker.replicas.replica import Replica
 
+PROBED = 2  # the first contributions
 PROBED_MAX = 10_000  # elements of a tensor
 
 
@@ -94,6 +95,8 @@ class ShardReplica(Replica):
         self._frozen = [index for index, kind in enumerate(kinds) if kind is Kind.FROZEN]
         self._following = [index for index, kind in enumerate(kinds) if kind is not Kind.FROZEN]
         self._begun = False
+        self._alike = [index for index in self._trained if shards.alike(index)]
+        self._to_probe, self._probes = PROBED, [0.0] * len(self._alike)
 
     def _addresses_now(self) -> list[int]:
         return [local_of(one).data_ptr() for one in self.tensors]
@@ -115,6 +118,9 @@ class ShardReplica(Replica):
     def fill_slot(self) -> bool:
         """Bring this rank's part of the contribution into the slot; whether that is finite."""
         self.check()
+        if self._to_probe:
+            self._to_probe -= 1
+            self._probes = self._probed()  # before: the slot of a rank on another host is where the version lies
         self._fill()
         for index in self._buffers:
             self._slot.views[index].copy_(self._shards.local[index])
@@ -125,8 +131,12 @@ class ShardReplica(Replica):
         raise NotImplementedError
 
     def probes(self) -> list[float]:
-        """A number of each trained tensor that all ranks hold: of how it is to move, as far as this rank knows."""
-        moves = [self._moves(index) for index in self._trained if self._shards.alike(index)]
+        """A number of each trained tensor that all ranks hold: of how it is to move, as far as this rank knows. Of the first
+        contributions."""
+        return self._probes
+
+    def _probed(self) -> list[float]:
+        moves = map(self._moves, self._alike)
         return [0.0 if one is None else _weighed(one) for one in moves]
 
     def _moves(self, index: int) -> torch.Tensor | None:
@@ -211,8 +221,8 @@ class DeltaShards(ShardReplica):
     def _fill(self) -> None:
         self.absent = sum(1 << index for index in self._trained if index not in self._had)
         for index, place in self._sending.items():
-            place.copy_(self._shards.sends(index, self._shards.local[index]))
-            torch.sub(self._shards.sends(index, self._start.views[index]), place, out=place)
+            now, start = (self._shards.sends(index, one[index]) for one in (self._shards.local, self._start.views))
+            torch.sub(start, now.to(place.device), out=place)
 
     def adopt(self, shown: Shown[Arena], anew: bool = True) -> None:
         super().adopt(shown)

@@ -26,6 +26,8 @@ SLOWER = (
     "worker.island.device before prepare. allreduce('torch') asks for torch's way without this warning"
 )
 
+SHARE_MAX = 0.05  # of the time, for showing the server where the workers are
+
 
 @dataclass(eq=False)
 class AllReduceExchange(ServerExchange):
@@ -56,6 +58,7 @@ class AllReduceExchange(ServerExchange):
         self._check = DivergenceCheck(replica.layout, replica.tensors, self.optimizer)
         if isinstance(self.doorbell, IslandBell):
             self.doorbell.stamps, self.doorbell.refuse = self._stamps, self._refuse
+            self.doorbell.grants = self._grants
         if self.strategy.name == "allreduce" and replica.tensors[0].is_cpu and torch.cuda.is_available():
             warn(SLOWER)
 
@@ -96,6 +99,11 @@ class AllReduceExchange(ServerExchange):
         stepped = self.used.batches
         self.state.begin(self.state.number + 1)
         self.state.stepped = stepped
+
+    def _grants(self, steps: int) -> int:
+        """Show it less often where that would take more than its share of the time."""
+        cost_s, worked_s = self.pacer.now_s() - self._sent_s, self._sent_s - self._exchanged_s
+        return max(steps, int(self._steps / worked_s * cost_s / SHARE_MAX)) if steps and worked_s > 0.0 else steps
 
     def _keep_own(self) -> None:
         """What all hold alike, one of them leaves."""
