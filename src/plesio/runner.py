@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torch import nn
+
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.faults import Fault, Pace
@@ -36,12 +38,14 @@ def run(
     *,
     workers: int,
     workers_max: int | None = None,
+    ranks: int = 1,
     engine: str | Simulated | Ray = "local",
     seed: int | None = None,
     data: str = "leases",
     faults: Sequence[Fault] = (),
     pace: Pace | float | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
+    model: Callable[[], nn.Module] | None = None,
     evaluate_every_s: float = 1.0,
     until: Until | None = None,
     on_worker_error: str = "raise",
@@ -64,6 +68,8 @@ def run(
         workers: how many workers.
         workers_max: up to how many the run may be scaled while it goes on, by `live.scale(n)` in `watch`; None: as many as it
             begins with. Each may hold its own contribution and a version of the model: memory is laid out for all of them.
+        ranks: how many processes each worker is made of. They train one copy of the model together, as torch's FSDP2,
+            DistributedDataParallel or tensor parallelism have it; worker.island says which one this is.
         engine: where they run: "local", processes of this host; `ps.Ray()`, processes on a Ray cluster; or
             `ps.Simulated(cluster)`, greenlets in virtual time.
         seed: seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the
@@ -74,6 +80,7 @@ def run(
         pace: the least time a step takes, to stand in for an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
         evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be
             torn); returns a dict of metric names and numbers.
+        model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's, split among its processes.
         evaluate_every_s: pause between two evaluations, in seconds.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: raise ends the run, continue goes on without that worker.
@@ -121,7 +128,7 @@ def run(
     ('finished', 10, 20)
     """
     given = dict(locals())  # all of the above, by name
-    functions = {name: given.pop(name) for name in ("train", "evaluate", "watch", "sinks")}
+    functions = {name: given.pop(name) for name in ("train", "evaluate", "model", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
     page = watch is True
@@ -152,14 +159,17 @@ def start(
     door: Door | None = None,
     page: bool = False,
     since_s: float | None = None,
+    model: Callable[[], nn.Module] | None = None,
 ) -> Run:
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
     if not config.place.elsewhere:
-        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None, since_s)
+        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None, since_s, model)
     with alone(ALONE):
         check_functions(config, train, evaluate, watch)
+        if model is not None:
+            raise ConfigurationError("model= is for workers of several processes (ranks=), and those are for one host")
         if watch is not None or sinks:
             raise ConfigurationError(
                 "watch= and sinks= are not possible with engine=ps.Ray(): the run stands at its head; until= works there"

@@ -71,7 +71,7 @@ def shown(command: Any, name: str) -> list[Any]:
     ("command", "lacks"),
     [
         (run, {"engine", "workers_max"}),
-        (simulate, {"workers_max", "faults", "pace", "threads"}),
+        (simulate, {"workers_max", "ranks", "faults", "pace", "threads"}),
         (compare, {"strategy", "workers_max", "checkpoint", "resume"}),
     ],
 )
@@ -89,6 +89,7 @@ def test_the_command_lines_default_is_pythons_unless_the_setting_says_otherwise(
 
 CHOSEN: dict[str, Any] = {
     "workers_max": 6,
+    "ranks": 1,
     "engine": "local",
     "seed": 7,
     "data": "shards",
@@ -108,6 +109,7 @@ CHOSEN: dict[str, Any] = {
 
 
 DEFAULTS = {
+    "ranks": 1,
     "engine": "local",
     "data": "leases",
     "faults": [],
@@ -214,7 +216,7 @@ def test_a_full_disk_leaves_no_empty_run_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_settings_in_words_and_as_a_document() -> None:
     words = RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words()
-    asked = "workers=4, engine=local, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
+    asked = "workers=4, ranks=1, engine=local, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
     assert words.startswith(asked)
     document = RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()
     assert document["run"]["until"] == {"accuracy": 0.9}

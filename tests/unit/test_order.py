@@ -11,7 +11,6 @@ from torch import nn
 
 import plesio as ps
 from plesio.core.events import Verdict
-from plesio.core.rounds import Call
 from plesio.launch.local.order import Order, Pull
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Failed, Finished, StopRequest
@@ -19,9 +18,6 @@ from plesio.protocol.worker import (
     Aside,
     AskAhead,
     Beginning,
-    CheckedOut,
-    CheckIn,
-    CheckOut,
     Contribution,
     DroppedStep,
     Farewell,
@@ -29,15 +25,12 @@ from plesio.protocol.worker import (
     Hello,
     LeaseReply,
     LeaseRequest,
-    MirrorFilled,
     Ready,
-    RollCalled,
     RowsRequest,
     Welcome,
     WorkDone,
 )
 from plesio.strategy import Strategy
-from plesio.tables.spec import TableSpec
 from plesio.worker.context import Taking, introduction
 
 
@@ -60,7 +53,6 @@ TOLD = Welcome(3, True), Beginning(0, False, 0, 0)
 READY = TOLD[0], Ready(), TOLD[1]
 GO = GoOn(1, False, Verdict.TAKEN)
 CALLED_OFF = GoOn(1, False, Verdict.CANCELLED)
-CHECK_IN = CheckIn(0, 0, True, 0, 0)
 FAILED = Failed("ValueError", "", "", False)
 
 
@@ -68,7 +60,7 @@ def passed(strategy: Strategy, said: tuple[Any, ...]) -> int:
     """How many of these are let pass, after a Hello; what the server tells stands between them."""
     order = Order(strategy)
     for place, message in enumerate((hello(strategy), *said)):
-        if isinstance(message, (Welcome, Beginning, GoOn, LeaseReply, RollCalled, CheckedOut)):
+        if isinstance(message, (Welcome, Beginning, GoOn, LeaseReply)):
             order.told(message)
             continue
         try:
@@ -85,8 +77,6 @@ IN_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (Farewell(), StopRequest("enough"), FAILED)),
     ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, Pull(), DroppedStep(1), made(2), GO)),
     ("first_of(k=1)", (TOLD[0], Ready(), TOLD[1], CALLED_OFF, made(1), CALLED_OFF, Pull(), Pull(), DroppedStep(1), made(3))),
-    ("allreduce", (TOLD[0], Ready(), TOLD[1], CHECK_IN, RollCalled(Call.GO, False, False), WorkDone(), CheckOut(1, 1),
-                   CheckedOut(True), Farewell(), Finished())),
 ]  # fmt: skip
 OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (hello(ps.async_sgd()),)),
@@ -103,8 +93,6 @@ OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (*TOLD, made(2))),
     ("async_sgd", (*TOLD, DroppedStep(1))),
     ("async_sgd", (*TOLD, Pull())),
-    ("async_sgd", (*TOLD, MirrorFilled(1))),
-    ("async_sgd", (*TOLD, CHECK_IN)),
     ("async_sgd", (*TOLD, WorkDone())),
     ("async_sgd", (*TOLD, Farewell(), made(1))),
     ("async_sgd", (*TOLD, Farewell(), Farewell())),
@@ -114,10 +102,6 @@ OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (*TOLD, made(1, settings=b"\xc1"))),
     ("first_of(k=1)", (*TOLD, CALLED_OFF, Pull(), Pull())),
     ("first_of(k=1)", (*TOLD, CALLED_OFF, made(1), DroppedStep(1))),
-    ("allreduce", (*TOLD, made(1))),
-    ("allreduce", (*TOLD, MirrorFilled(0))),
-    ("allreduce", (*TOLD, CHECK_IN, CHECK_IN)),
-    ("allreduce", (*TOLD, CheckOut(0, 0), Farewell())),
 ]
 
 
@@ -175,13 +159,6 @@ def test_a_model_that_cannot_be_laid_out_is_refused(wrong: dict[str, Any]) -> No
         said = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, **changes))
     with pytest.raises(ProtocolError, match="cannot be laid out"):
         Order(ps.async_sgd()).check(said)
-
-
-def test_tables_are_of_strategies_with_a_server() -> None:
-    said = msgspec.structs.replace(hello(ps.async_sgd()), tables=(TableSpec("ids", 2),))
-    Order(ps.async_sgd()).check(said)
-    with pytest.raises(ProtocolError, match="it said Hello out of turn"):
-        Order(ps.allreduce()).check(said)
 
 
 def test_a_part_is_one_of_the_model() -> None:

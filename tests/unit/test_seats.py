@@ -23,7 +23,6 @@ def answer_to(
     strategy: str | Strategy | None = None,
     plesio: str = __version__,
     run: str | Strategy = "async_sgd",
-    begun: bool = False,
     workers_max: int | None = None,
     **told: Any,
 ) -> Any:
@@ -32,9 +31,8 @@ def answer_to(
     config = RunConfig(strategy=run, workers=2, workers_max=workers_max, timeout_s=60.0)
     answers: list[Any] = []
     channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
-    processes: Any = SimpleNamespace(tell_server=channel.send, workers=[])
+    processes: Any = SimpleNamespace(tell_server=channel.send, workers=[], island=lambda worker: [])
     seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
-    seats.begun = begun
     data = None
     if strategy is not None:
         other = RunConfig(strategy=strategy, workers=2).strategy
@@ -98,11 +96,6 @@ def test_a_run_is_scaled_for_those_that_join_up_to_its_workers_max() -> None:
     assert answer_to(seated=[0, 1], workers_max=5, rank=3).seated.worker == 3
     assert answer_to(seated=[0, 1, 2], workers_max=3).why.startswith("all 3 seats are taken or have finished")
     assert answer_to("sync_sgd", seated=[0, 1], workers_max=3).why.startswith("node7:42 was told other settings")
-
-
-def test_an_all_reduce_that_has_begun_takes_nobody() -> None:
-    assert answer_to(run="allreduce").seated.worker == 0
-    assert "under allreduce nobody joins once training has begun" in answer_to(run="allreduce", begun=True).why
 
 
 def test_another_setting_of_the_same_strategy_is_named() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,7 +29,6 @@ from plesio.tensors.operands import SMALL
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.pieces import kept_copies
-from plesio.worker.exchanges.all_reduce.buffers import SharedBuffers
 from plesio.worker.guards.overlap import check_apart
 
 specs = st.lists(
@@ -177,26 +175,6 @@ def test_a_greater_weight_than_the_first_does_not_overflow() -> None:
     for weight in (1.0, 256.0):
         held.add(part, weight)
     torch.testing.assert_close(held.take_mean(257.0).views[0], part.views[0], rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_mean_of_buffers_under_allreduce_does_not_overflow(dtype: torch.dtype) -> None:
-    largest = torch.finfo(dtype).max
-    members = [torch.zeros(3, dtype=dtype) for _ in range(3)]
-    buffers = [SharedBuffers([one]) for one in members]
-    for one in members:
-        one[1:] = largest
-    sent: list[torch.Tensor] = []
-    group = SimpleNamespace(works=True, size=3, reduce=lambda tensor, largest: sent.append(tensor))
-    for one in buffers:
-        one.begin(group)  # type: ignore[arg-type]
-    total = sum(sent)
-    for tensor in sent:
-        tensor.copy_(total)
-    for one in buffers:
-        one.take(3)
-    for one in members:
-        torch.testing.assert_close(one, torch.tensor([0.0, largest, largest], dtype=dtype), rtol=1e-6, atol=0)
 
 
 def constants(dtype: torch.dtype) -> torch.Tensor:

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.core.events import Verdict
-from plesio.core.rounds import Call
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
 from plesio.host import memory
 from plesio.host.memory import SharedBlock
-from plesio.protocol.worker import Answer, FromWorker, GoOn, RollCalled
+from plesio.protocol.worker import Answer, FromWorker, GoOn
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
@@ -88,7 +87,7 @@ def test_a_closed_server_raises_at_once(pipe: tuple[int, int]) -> None:
 def test_answering_a_closed_worker_is_no_error(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(read)
-    assert not write_answer(write, RollCalled(Call.GO, False, False))
+    assert not write_answer(write, GoOn(1, False, Verdict.TAKEN))
 
 
 def test_answers_stop_whole_when_the_pipe_is_full(pipe: tuple[int, int]) -> None:

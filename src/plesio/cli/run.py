@@ -73,7 +73,7 @@ def _show(console: Console, done: Run | None) -> None:
 
 def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -> str:
     """The command that resumes from `place` what was started by the one `typed`, or why there is none."""
-    if place is None and (strategy.in_memory or strategy).via.at_server:
+    if place is None and not strategy.via.in_shared_memory:
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:
         return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"

@@ -7,7 +7,7 @@ run.toml is `as_document`.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import LOCAL, Engine
 from plesio.config.faults import Fault, Kill, Pace, Slow
+from plesio.config.islands import ISLANDS_UNDER, no_islands
 from plesio.config.on_ray import Ray
 from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
@@ -62,6 +63,12 @@ class RunConfig:
             "N",
             int | None,
         ),
+    )
+    ranks: int = setting(
+        1,
+        help="How many processes each worker is made of. They train one copy of the model together, as torch's FSDP2, "
+        "DistributedDataParallel or tensor parallelism have it; worker.island says which one this is.",
+        metavar="N",
     )
     engine: str | Simulated | Ray = setting(
         "local",
@@ -156,11 +163,12 @@ class RunConfig:
         self.strategy.check_workers(self.workers)
         self._check_faults()
         self._check_refused()
+        self._check_ranks()
         if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
             raise ConfigurationError(
                 "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
             )
-        if self.strategy.in_memory is None:  # else it is seen where the run starts
+        if not self.strategy.via.by_collective:  # else it is seen where the run starts
             self.check_server()
 
     def _convert(self) -> None:
@@ -186,9 +194,9 @@ class RunConfig:
 
     def _check_refused(self) -> None:
         """Raise `ConfigurationError` for a setting that the engine does not take. As many workers as there are is no scaling."""
+        more = {"workers_max": self.seats > self.workers, "ranks": self.ranks > 1}
         for name, why in self.place.refuses.items():
-            asked = self.seats > self.workers if name == "workers_max" else getattr(self, name) not in (None, ())
-            if asked:
+            if more.get(name, getattr(self, name) not in (None, ())):
                 raise ConfigurationError(f"{name}={getattr(self, name)} {why}")
 
     def _check_numbers(self) -> None:
@@ -196,9 +204,10 @@ class RunConfig:
         most, longest_s = self.place.workers_max, self.place.longest_s
         bounds = {"workers": (1, most), "workers_max": (self.workers, most), "threads": (1, inf), "seed": (0, SEED_MAX)}
         bounds["servers"] = 1, SERVERS_MAX
+        bounds["ranks"] = 1, most
         for name, (least, largest) in bounds.items():
             value = getattr(self, name)
-            if value is None and name not in ("workers", "servers"):
+            if value is None and name not in ("workers", "servers", "ranks"):
                 continue
             if not WHOLE.holds(value) or not least <= value <= largest:
                 to = f" to {largest}" if largest < inf else ""
@@ -208,12 +217,33 @@ class RunConfig:
             if not OR_INFINITE.holds(value) or value > longest_s:
                 raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0, at most {longest_s:,.0f}")
 
+    def _check_ranks(self) -> None:
+        if self.ranks == 1:
+            return
+        processes, most = self.seats * self.ranks, self.place.workers_max
+        if processes > most:
+            raise ConfigurationError(
+                f"{self.seats} workers of ranks={self.ranks} are {processes} processes: at most {most}"
+            )
+        if why := no_islands(self.strategy):
+            raise ConfigurationError(f"ranks={self.ranks}: under {self.strategy.name} {why}; {ISLANDS_UNDER}")
+
     def _check_faults(self) -> None:
         for fault in self.faults:
             if not isinstance(fault, (Slow, Kill)):
                 raise ConfigurationError(f"faults={fault!r}: a fault is ps.Slow(...) or ps.Kill(...)")
-            if fault.worker is not None and fault.worker >= self.workers:
-                raise ConfigurationError(f"{fault}: there are workers 0 to {self.workers - 1}")
+            if fault.worker is not None and fault.worker >= self.numbered:
+                raise ConfigurationError(f"{fault}: there are workers 0 to {self.numbered - 1}")
+
+    def as_island(self) -> RunConfig:
+        """The same run with its workers as the ranks of one island, in which they all-reduce by torch."""
+        if self.seats > self.workers or self.servers > 1:
+            what = f"workers_max={self.workers_max}" if self.seats > self.workers else f"servers={self.servers}"
+            raise ConfigurationError(
+                f"{what}: under {self.strategy.name} workers are one group of torch.distributed from beginning to end, without "
+                "tables; take async_sgd or sync_sgd, or leave it out"
+            )
+        return replace(self, strategy=self.strategy.as_island, workers=1, workers_max=None, ranks=self.workers)
 
     def check_server(self) -> None:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
@@ -239,6 +269,16 @@ class RunConfig:
     def seats(self) -> int:
         """How many workers there may be at a time."""
         return self.workers_max or self.workers
+
+    @property
+    def numbered(self) -> int:
+        """How many processes have a worker's number for the user: those of one island that all-reduce have."""
+        return self.ranks if self.strategy.every.among_ranks else self.workers
+
+    @property
+    def lone(self) -> bool:
+        """Whether there is and will be one process that trains."""
+        return self.seats == self.ranks == 1
 
     @property
     def seeded(self) -> int:

@@ -10,11 +10,12 @@ from plesio.errors import ConfigurationError
 from plesio.observe.provenance import without_arguments
 
 
-def check_functions(config: RunConfig, train: Any, evaluate: object, watch: object) -> None:
+def check_functions(config: RunConfig, train: Any, evaluate: object, watch: object, model: object = None) -> None:
     """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
     functions = {
         "train": (train, "a ps.Worker"),
         "watch": (watch, "the state of the run (or True, for the live page)"),
+        "model": (model, "nothing and builds the model that evaluate is given"),
         "evaluate": (evaluate, "the model and returns names and numbers"),
     }
     for name, (given, what) in functions.items():

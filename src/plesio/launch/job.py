@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.faults import slowness
@@ -47,6 +48,8 @@ class Job:
     config: RunConfig
     train: Callable[..., object] | None
     evaluate: Callable[..., object] | None
+    model: Callable[[], nn.Module] | None = None
+    """Builds the model that `evaluate` is given, if that is not to be a copy of a worker's."""
     incarnation: int = 1
     keeping: Keeping = Keeping()
     listening: Listening | None = None
@@ -85,7 +88,7 @@ class Job:
         strategy, workers = self.config.strategy, self.config.workers
         sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
         busy = 0 if sleeps and self.listening is None else 1
-        return self.config.threads or max(1, self.threads_here // (workers + busy))
+        return self.config.threads or max(1, self.threads_here // (workers * self.config.ranks + busy))
 
 
 def pace_of(config: RunConfig, worker: int) -> float:

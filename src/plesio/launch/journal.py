@@ -23,6 +23,7 @@ def begun(job: Job, threads: int) -> JournalWriter:
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),
         workers=config.workers,
+        ranks=config.ranks,
         seed=config.seeded,
         sources=job.sources or msgspec.UNSET,
         stealing=config.stealing,

@@ -10,15 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 
-from plesio.errors import PlesioError, StopRun, error_class
+from plesio.config.islands import no_islands
+from plesio.errors import ConfigurationError, PlesioError, StopRun, error_class
 from plesio.host.memory import SharedBlock
 from plesio.memory.blocks import arenas
+from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import (
     Farewell,
     GroupGiven,
@@ -26,7 +28,6 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Refused,
-    Regrouped,
     RowsRequest,
     RowsServed,
     StateGiven,
@@ -38,30 +39,37 @@ from plesio.tables.file import KeptRows
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
+from plesio.tensors.local import is_split
 from plesio.transport.board import Board
-from plesio.transport.collective import Hosts
 from plesio.transport.held import Held
+from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.all_reduce import AllReduceExchange
-from plesio.worker.exchanges.among_peers import PeerBell
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Bell, Exchange
+from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
+from plesio.worker.guards.split import check_alike, check_model
+from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.replicas.regions import Held as Share
+from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.replica import SharedReplica
+from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
 
-Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, Regrouped, StateGiven, GroupGiven)
+ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
+decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
+Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, StateGiven, GroupGiven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +110,11 @@ class Participation(ABC):
     inline = False
     away = False
     """Whether it is on another host than the server."""
-    hosts = Hosts()
     lenient: bool
     refused = False
     """Whether this worker is, and the others go on."""
     _shows: bool  # evaluations need the structure of its model
+    _plain: Callable[[], nn.Module] | None = None  # builds it as they are to see it
     _bell: Bell
     _timeout_s: float
     _every: Every | None = None  # overrides how long it trains on its own
@@ -114,6 +122,7 @@ class Participation(ABC):
     _exchange: Exchange | None = None
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _begun_s: float | None = None
+    _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 
@@ -124,6 +133,7 @@ class Participation(ABC):
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self.island = Island(self.state)
         self.in_parts = not stealing
         self.now_s = timer.now_s
         self._timer = timer
@@ -154,6 +164,12 @@ class Participation(ABC):
         """Ask the server for rows of tables ahead."""
         raise NotImplementedError
 
+    def _number_ranks(self) -> None:
+        """Workers that all-reduce among themselves are numbered by their ranks."""
+        if self._strategy.every.among_ranks:
+            self.rank, self.workers = self.island.rank, self.island.ranks
+            self.state.together = self.island.ranks
+
     # What all do
 
     @property
@@ -167,38 +183,64 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows)
+        hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows, self._plain)
+        shards = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state
-        hand_over(given.optimizer, carried, tensors, place.initial, place.first)
+        bring = {"bring": shards.bring} if shards is not None else {}
+        hand_over(given.optimizer, carried, tensors, place.initial, place.first, **bring)
         tables = named_tables(given.model)
         if place.first and any(one.rows for one in tables.values()):
             place.bring({name: one.kept() for name, one in tables.items()})
-        exchange = self._exchange = self._build(given, tensors, place, used)
+        exchange = self._exchange = self._build(given, tensors, place, used, shards)
+        if self.island.group is not None:
+            self.island.group.total([])  # what each of its ranks brings lies there
         self._ready(place)
         self.state.begin(0)
         exchange.begin()
         self._begun_s = self.now_s()
         return exchange, exchange.model if isinstance(exchange, AllReduceExchange) else given.model
 
-    def _build(self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse) -> Exchange:
+    def _shards(self, hello: Hello, given: Taking, tensors: list[torch.Tensor]) -> Shards | None:
+        """This rank's part of the model, where the worker is several or torch has split it; else None."""
+        group, specs = self.island.group, hello.model.specs
+        if group is None and not any(map(is_split, tensors)):
+            return None
+        if why := no_islands(self._strategy):
+            raise ConfigurationError(f"the model is split by torch (a DTensor), and under {self._strategy.name} {why}")
+        check_model(given.model, self.island, tensors)
+        if group is None:
+            return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
+        check_alike(group, specs)
+        self._shares = agreed([spec.name for spec in specs], tensors, group.rank, group.rows)
+        return Shards(tensors, self._shares)
+
+    def _build(
+        self, given: Taking, tensors: list[torch.Tensor], place: Place, used: DataUse, shards: Shards | None
+    ) -> Exchange:
         """The exchange for who folds: everybody in shared memory, everybody in a replica, or the server."""
         strategy, bell = self._strategy, self._bell
         own = place.layout, given.model, tensors, place.ring
         line = self._timer, used, self._timeout_s
         if place.board is not None:
-            peers = cast("PeerBell", bell), *line, place.board
-            if strategy.via.in_shared_memory:
-                shared = SharedReplica(*own, place.ring.first.read)
-                share = strategy.outer.scale(1, self.workers)
-                return SharedMemoryExchange(self.state, given.optimizer, shared, *peers, share)
-            replicated = ParameterReplica(*own, place.ring.first.read)
-            group = self._regrouped, self.hosts
-            return AllReduceExchange(self.state, given.optimizer, replicated, *peers, given.model, *group)
+            shared, share = SharedReplica(*own, place.ring.first.read), strategy.outer.scale(1, self.workers)
+            return SharedMemoryExchange(self.state, given.optimizer, shared, bell, *line, place.board, share)
         to_server = bell, *line, strategy, self._every, place.held, self._goes_on if self.late else None
         if place.home is not None:
             mean = MeanReplica(*own, place.slot, home=place.home)
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
+        if strategy.every.among_ranks:
+            assert shards is not None, "its processes are a group"
+            captain = self.island.rank == 0
+            replicated = shards_for(strategy)(*own, place.slot, shards, captain)
+            if isinstance(bell, IslandBell):
+                bell.tensors = len(tensors)
+            return AllReduceExchange(self.state, given.optimizer, replicated, *to_server, captain, given.model)
+        if shards is not None:
+            ranked = shards_for(strategy)(*own, place.slot, shards, self.island.rank == 0)
+            if isinstance(bell, IslandBell):
+                bell.tensors, bell.probes = len(tensors), ranked.probes
+            return ServerExchange(self.state, given.optimizer, ranked, *to_server)
         replica = replica_for(strategy, tensors[0].device)(*own, place.slot, self.late)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         exchange = kind(self.state, given.optimizer, replica, *to_server)
@@ -209,12 +251,25 @@ class Participation(ABC):
         return exchange
 
     @property
+    def patience_s(self) -> float:
+        """How long a rank of an island waits for the others: longer than the captain for the server."""
+        return self._timeout_s + ANSWER_S
+
+    @property
+    def group_terms(self) -> tuple[str, float | None]:
+        """What its island is called, and how long a collective of the training loop may take, if not as long as other waits."""
+        if self._strategy.every.among_ranks:
+            return self._strategy.name, self._timeout_s / 2
+        return f"worker {self.rank}", None
+
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        """This process is a rank of an island, whose ranks agree by `group`."""
+        raise NotImplementedError
+
+    @property
     def late(self) -> bool:
         """Whether this worker goes on while an answer travels."""
         return self._strategy.goes_on(self.away)
-
-    def _regrouped(self) -> Regrouped:
-        return self._ask(Regrouped, "the group it is in from now on")
 
     def _expected(self, kind: type[Reply], reply: object) -> Reply:
         """The message, if it is of this kind; what the server refuses is raised here."""
@@ -233,12 +288,36 @@ class Participation(ABC):
         self.state.epochs = request.epoch + 1 if request.most else self.state.epochs
         while True:
             try:
-                return self._leased(request)
+                return self._lease(request)
             except SeatLostError as lost:
                 if not isinstance(self._exchange, ServerExchange):
                     raise
                 self._exchange.begin(lost)
                 request = replace(request, unused=0, ahead=False)  # what it was leased is leased to others
+
+    def _lease(self, request: LeaseRequest) -> LeaseReply:
+        """One lease for all ranks of an island: the captain asks."""
+        group = self.island.group
+        if group is None:
+            return self._leased(request)
+        self._check_order(group, request)
+        reply = decode_reply(group.told(lambda: encode(self._leased(request))))
+        self.state.stopped = self.state.stopped or reply.stop
+        return reply
+
+    def _check_order(self, group: IslandGroup, request: LeaseRequest) -> None:
+        """Raise `ConfigurationError` unless all ranks drew the same batches for this epoch."""
+        every = group.rows([request.total, request.digest])
+        others = [rank for rank, one in enumerate(every) if one != every[group.rank]]
+        if not others:
+            return
+        first, second = sorted((group.rank, others[0]))
+        kind = "workers" if self._strategy.every.among_ranks else f"worker {self.state.worker}: its ranks"
+        raise ConfigurationError(
+            f"{kind} {first} and {second} drew different batches for epoch {request.epoch}: each takes its part of the same "
+            "ones, so give all the same data, whole, and draw its order from worker.seed, not by rank or from a source that "
+            "nobody seeds"
+        )
 
     def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
         if due and self._exchange is not None:

@@ -117,7 +117,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> 
                 f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
                 "weights are in what run returns: save run.state_dict where there is room"
             )
-    returned = [outcome.returned.get(worker) for worker in range(len(summary.workers))]
+    returned = [outcome.returned.get(worker) for worker in range(max(len(summary.workers), config.numbered))]
     return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables)
 
 

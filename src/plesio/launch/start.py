@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
@@ -68,12 +69,13 @@ def start(
     door: Door | None = None,
     page: Page | None = None,
     since_s: float | None = None,
+    model: Callable[[], nn.Module] | None = None,
 ) -> Run:
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
     recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
     since_s = time.monotonic() if since_s is None else since_s
     check_working_directory()
-    check_functions(config, train, evaluate, watch)
+    check_functions(config, train, evaluate, watch, model)
     config = _reduced_here(config, door)
     momentum = momentum_of(config.strategy)
     if door is not None:
@@ -83,9 +85,10 @@ def start(
         config=config,
         train=train,
         evaluate=evaluate,
+        model=model,
         listening=door.listening if door is not None else None,
         log_level=log_level(),
-        sources=RandomState().packed() if config.seed is None and config.seats == 1 and door is None else b"",
+        sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
     )
     begin_from = resumption(job)
     folder, feeds = None, Feeds(sinks)
@@ -130,10 +133,12 @@ def start(
 
 
 def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
-    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch.distributed."""
+    """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch among an island's ranks."""
     in_memory = config.strategy.in_memory
     if in_memory is not None and door is None and config.place is LOCAL and not torch.cuda.device_count():
         return dataclasses.replace(config, strategy=in_memory)
+    if config.strategy.via.by_collective and not config.simulated:
+        return config.as_island()
     config.check_server()
     return config
 
@@ -150,7 +155,7 @@ def _check_door(config: RunConfig, listening: Listening) -> None:
             f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
             "async_sgd, which is the nearest to it"
         )
-    if strategy.via.by_collective and listening.credentials is not None and listening.credentials.folder is not None:
+    if strategy.every.among_ranks and listening.credentials is not None and listening.credentials.folder is not None:
         raise ConfigurationError(
             f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
             "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"

@@ -6,7 +6,6 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | --- | --- |
 | ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
 | packed answers | as much as the ring, of which the packed bytes alone are touched |
-| mirrors | where everybody folds in itself: 2 W for the final weights, one more with an evaluator |
 | slots | N W |
 | under `allreduce` | ring: 2 W for means, 1 W for parameters, one more with an evaluator; N W more where workers step |
 | what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, error memories; fragments: 2 W |
@@ -25,7 +24,6 @@ from rich.filesize import decimal
 from plesio.errors import ConfigurationError
 from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.memory.folder import state_copies
-from plesio.memory.last_weights import LastWeights
 from plesio.memory.master import state_layout
 from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
@@ -47,7 +45,8 @@ MEANS = 2
 
 
 class Blocks:
-    """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own.
+    """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
+    `ranks`: of how many processes each is.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -63,6 +62,7 @@ class Blocks:
         seats: int = 0,
         holds: bool = False,
         servers: int = 1,
+        ranks: int = 1,
     ) -> None:
         self.strategy = strategy
         self.workers = workers
@@ -82,7 +82,6 @@ class Blocks:
         self.folds = strategy.via.at_server
         self.state_layout = state_layout(strategy, self.layout)
         """Of what the server keeps."""
-        self.mirrored = strategy.via.by_collective
         self.gives_back_mean = strategy.gives_back_mean
         self.specs = _specs_of(strategy, self.first, workers)
         for hello in hellos[1:]:
@@ -91,8 +90,7 @@ class Blocks:
         """The state that the user's optimizer brings."""
         carried = len(self.carried.keys) if self.carried is not None else 0
         read = most_read(strategy, seats) + evaluates
-        own = 2 + evaluates if self.mirrored else 1
-        buffers = max(read + 2, 1 + carried) if self.folds else own
+        buffers = max(read + 2, 1 + carried) if self.folds else 1
         blocks = 2 * buffers if strategy.adopt.codec is not None else buffers
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
@@ -122,8 +120,7 @@ class Blocks:
         self.homes = self.slots[seats:]
         """Where workers have their parameters, if these are theirs."""
         own = (holds and (strategy.send.stepped or seats == 1)) or self.gives_back_mean
-        self.held = Held.create(seats) if own else None
-        self.last_weights = LastWeights(tuple(range(buffers)[-2:]))
+        self.held = Held.create(seats, ranks) if own else None
 
     def _check_privacy(self) -> None:
         names = [*(spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER), *self.tables]

@@ -218,16 +218,10 @@ class Machine(Memory):
         return named | {name: table.clone() for name, table in self.blocks.tables.items()}
 
     def view(self, reader: int, final: bool = False) -> Lies:
-        """Where `reader` finds the parameters as they are, until it asks again. Where workers fold among themselves that is
-        what one left in the mirror or, in the end, what the last to finish left."""
+        """Where `reader` finds the parameters as they are, until it asks again. Where workers fold by themselves that is where
+        they write."""
         blocks = self.blocks
-        if blocks.folds:
-            buffer = self._shown_whole(reader)
-        elif not final:
-            return blocks.lies(0)
-        else:
-            whole = blocks.last_weights.whole
-            buffer = whole.buffer if whole is not None else len(blocks.ring) - 1
+        buffer = self._shown_whole(reader) if blocks.folds else 0
         self._final = buffer if final else None
         return blocks.lies(buffer)
 
@@ -280,14 +274,13 @@ class Machine(Memory):
         return self.blocks.held is not None
 
     def held(self, worker: int, number: int) -> bytes | None:
-        return self.blocks.held.get(worker, number) if self.blocks.held is not None else None
+        return self.blocks.held.get_all(worker, number) if self.blocks.held is not None else None
 
-    def hold_again(self, worker: int, state: bytes | None) -> None:
+    def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:
-            return
+            return False
         self.blocks.held.forget(worker)
-        if state is not None:
-            self.blocks.held.put(worker, 0, state)
+        return state is not None and self.blocks.held.put_all(worker, 0, state)
 
     # Where the parameters are the workers' own
 

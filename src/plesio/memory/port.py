@@ -136,8 +136,9 @@ class Memory:
         """What `worker` held of its own after its contribution `number`; None if it left nothing."""
         return None
 
-    def hold_again(self, worker: int, state: bytes | None) -> None:
-        """The next process of `worker` begins with this; None: with nothing."""
+    def hold_again(self, worker: int, state: bytes | None) -> bool:
+        """The next process of `worker` begins with this; None: with nothing. Whether it begins with it."""
+        return False
 
     # Where the parameters are the workers' own (`plesio.memory.own_weights`)
 

@@ -28,6 +28,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
 from plesio.tensors.cut import cut
+from plesio.transport.held import parts_of
 
 Own = dict[str, Any]
 """As in a worker's file (`plesio.worker.replicas.own`): the `kinds` of its optimizers, their state by the tensor's number."""
@@ -37,7 +38,10 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     """Have `folder` go on from what was kept under the strategy `was`; what each worker begins with."""
     now = blocks.strategy
     at_server = _at_server(kept, state_layout(was, Layout(cut(blocks.model.specs, was.send.fragments))))
-    lowest = _loaded(kept.own[min(kept.own)]) if kept.own else None
+    own = {
+        worker: data for worker, data in kept.own.items() if not parts_of(data)
+    }  # of several processes it stays there
+    lowest = _loaded(own[min(own)]) if own else None
     of_user = at_server if was.steps_at_server else lowest
     given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
     kinds = [spec.kind.__name__ for spec in blocks.specs]
@@ -55,7 +59,7 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     common = of_user if was.steps_at_server or was.outer.in_worker or now.outer.in_worker else None
     if common is not None and common is at_server:
         common = {**common, "optimizer": _in_dtype_of(blocks.ring[0].views, common["optimizer"])}
-    return _for_workers(blocks, kept.own, common, (was.send, was.adopt) == (now.send, now.adopt))
+    return _for_workers(blocks, own, common, (was.send, was.adopt) == (now.send, now.adopt))
 
 
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:

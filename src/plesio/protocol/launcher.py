@@ -115,8 +115,6 @@ class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     now: Standing
     tables: tuple[TableSpec, ...] = ()
     rows: dict[str, RowsSummary] = {}
-    lost: str = ""
-    """Why the weights are lost, if they are."""
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):

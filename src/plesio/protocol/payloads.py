@@ -4,13 +4,15 @@
 | -------------------------- | ---------------------------------------------------------------------- |
 | Ready, of the first worker | the initial weights, then what the keys of the optimizer's state name  |
 | Contribution               | what is trained, packed where there is a codec; tables' rows; buffers  |
-| MirrorFilled, Beginning    | all parameters                                                         |
-| Farewell                   | all parameters, if CheckedOut wanted them                              |
+| Beginning                  | all parameters                                                         |
 | GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
 | (a frame of kind TENSORS)  | what moves                                                             |
 
 Of what is trained, a Contribution and a GoOn have the part of the model that they name. Rows of tables:
 `plesio.transport.row_payloads`.
+
+A rank of an island sends and takes its own part of these tensors. Of buffers that go with a Contribution the captain sends all:
+other ranks have seen other data.
 
 An answer to a cancelled step comes unasked: with tensors, both sides might send and neither read.
 """
@@ -22,8 +24,9 @@ from collections.abc import Sequence
 from plesio.core.events import Verdict
 from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Hello
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Layout
+from plesio.tensors.arena import Kind, Layout
 from plesio.tensors.packing import Packing
+from plesio.tensors.region import Region
 from plesio.tensors.rows import MOVING, spans_of
 
 Spans = Sequence[tuple[int, int]]
@@ -34,7 +37,7 @@ class Payloads:
 
     Attributes:
         packing: of contributions; `answers`: of what is sent back.
-        moving: the bytes (start, end) of a version that the server moves.
+        moving: the bytes (start, end) of a version that the server moves; `everything`: all of one.
     """
 
     def __init__(self, layout: Layout, strategy: Strategy) -> None:
@@ -43,6 +46,7 @@ class Payloads:
         self.packing = Packing(layout, sent) if sent is not None else None
         self.answers = Packing(layout, shown) if shown is not None else None
         self.moving: Spans = layout.stretches(MOVING)
+        self.everything: Spans = [(0, layout.nbytes)]
 
     def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
         """The bytes (start, end) that travel of the arena where this message's tensors lie."""
@@ -53,7 +57,51 @@ class Payloads:
                 return ()
             case GoOn(part=part):
                 return self.answers.spans(part) if self.answers is not None else self.layout.stretches(MOVING, part)
-        return [(0, self.layout.nbytes)]
+        return self.everything
+
+
+class PartPayloads(Payloads):
+    """The same for a rank whose `part` of each tensor is this.
+
+    >>> from plesio.tensors.arena import TensorSpec
+    >>> layout = Layout([TensorSpec("w", (4, 2), "float32", Kind.TRAINED, 0)])
+    >>> PartPayloads(layout, ps.local_sgd(), [Region((2, 0), (2, 2))]).everything
+    [(16, 32)]
+    """
+
+    def __init__(self, layout: Layout, strategy: Strategy, part: Sequence[Region], captain: bool = False) -> None:
+        super().__init__(layout, strategy)
+        self._part = part
+        self.moving, self.everything = self._of(*MOVING), self._of(*Kind)
+        self.sent = self._of(Kind.TRAINED)
+        if captain:
+            self.sent = [*self.sent, *layout.stretches((Kind.BUFFER,))]
+
+    def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
+        match message:
+            case Contribution():
+                return self.sent
+            case GoOn():
+                return self.moving
+        return self.everything
+
+    def _of(self, *kinds: Kind) -> Spans:
+        """The bytes of its part of tensors of these kinds."""
+        found: list[tuple[int, int]] = []
+        for spec, at, region in zip(self.layout.specs, self.layout.starts, self._part, strict=True):
+            size = spec.torch_dtype.itemsize
+            for start, end in region.stretches(spec.shape) if spec.kind in kinds else ():
+                first = at + size * start
+                if found and found[-1][1] == first:
+                    first, _ = found.pop()
+                found.append((first, at + size * end))
+        return found
+
+
+def payloads_of(hello: Hello, strategy: Strategy, captain: bool = True) -> Payloads:
+    """Of who says this."""
+    layout = Layout(hello.model.specs)
+    return PartPayloads(layout, strategy, hello.part, captain) if hello.part else Payloads(layout, strategy)
 
 
 def copies(hello: Hello) -> int:

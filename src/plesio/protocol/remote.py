@@ -9,6 +9,9 @@
 In between it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
 that on, or, where it may not come then, says Refused and hangs up.
 
+A worker may be several processes (an island). The first of them, the captain, knocks as any worker does, and the others show its
+ticket. Each has a deputy of its own, which has the run's memory; those of the others take Holds, Put and Get.
+
 A table server knocks the same way. Then it says what is in `plesio.protocol.table_server`, until it is told Parted: the run is
 over.
 """
@@ -20,8 +23,9 @@ from typing import Any
 import msgspec
 
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
+from plesio.tensors.region import Region
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
@@ -51,7 +55,8 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
 
     `who`: its host and process, for messages; `plesio`, `protocol`: its versions; `rank`: the seat it would like, or -1;
     `strategy` (its name, and what `as_data` gives), `options`: what the run has to be like, as far as the worker was told;
-    `holds_rows`: it is a table server.
+    `holds_rows`: it is a table server; `ranks`: so many processes are this worker, of which it is the `place`-th; `captain`: the
+    ticket of the first of them, if it is another.
     """
 
     who: str
@@ -61,6 +66,9 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
     strategy: dict[str, Any] | None = None
     options: dict[str, Any] = {}
     holds_rows: bool = False
+    ranks: int = 1
+    place: int = 0
+    captain: bytes = b""
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
@@ -82,17 +90,30 @@ class Seated(msgspec.Struct, tag=True, frozen=True):
     terms: Terms
 
 
+class Holds(msgspec.Struct, tag=True, frozen=True):
+    """A rank of an island to its deputy: the part that is its own of each tensor."""
+
+    part: tuple[Region, ...]
+
+
+class Put(msgspec.Struct, tag=True, frozen=True):
+    """With the rank's part of a contribution; or, not for the `slot`, of the `copy`-th of what training begins with."""
+
+    slot: bool = True
+    copy: int = 0
+
+
+class Get(msgspec.Struct, tag=True, frozen=True):
+    """Its part of the version in that buffer; `all`: also of what never moves."""
+
+    buffer: int
+    all: bool
+
+
 class Resumed(msgspec.Struct, tag=True, frozen=True):
     """A deputy on a new connection: so many frames of the old one came."""
 
     received: int
-
-
-class BoardNews(msgspec.Struct, tag=True, frozen=True):
-    """A deputy to its worker: what the server has written on the board (`plesio.transport.board`)."""
-
-    broken: int
-    mirror_wanted: int
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

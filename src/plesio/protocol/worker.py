@@ -10,7 +10,6 @@ Beside training, on a channel (`plesio.transport.channel`):
 | RowsRequest   | its loop wants rows of tables              | RowsServed, in its slot      |
 | StateWanted   | the loop saves the optimizer               | StateGiven                   |
 | GroupWanted   | the loop is in a collective of torch's     | GroupGiven                   |
-|               | it checked in and its group is a new one   | Regrouped                    |
 
 While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 
@@ -20,10 +19,7 @@ While it trains, on the two pipes of its doorbell (`plesio.transport.doorbell`):
 | Contribution  | a contribution lies in its slot                                               | GoOn         |
 | DroppedStep   | a step was called off (by a GoOn that came unasked), or came to nothing       | nothing      |
 | AskAhead      | its loop will want more data, and the server is far away                      | nothing      |
-| WorkDone      | now and then, of what was folded without asking (shared memory, all-reduce)   | nothing      |
-| CheckIn       | before each all-reduce, and when its group broke                              | RollCalled   |
-| MirrorFilled  | its parameters are in the mirror, as the board asked                          | nothing      |
-| CheckOut      | the training function returned, where workers fold among themselves           | CheckedOut   |
+| WorkDone      | now and then, of what was folded without asking (in shared memory)            | nothing      |
 | Farewell      | the training function returned, and nothing else is left to do                | nothing      |
 """
 
@@ -37,13 +33,13 @@ from msgspec.structs import replace
 
 from plesio.core.events import Count as Count
 from plesio.core.events import Verdict, Whereabouts
-from plesio.core.rounds import Call, Outcome
 from plesio.tables.spec import TableSpec
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.arena import ALL_PARTS
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
+from plesio.tensors.region import Region
 from plesio.tensors.rows import Rows
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -56,7 +52,8 @@ Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
     without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `tables`: those whose
-    rows live at the server. `at`: see `plesio.core.events.Joined`."""
+    rows live at the server. `at`: see `plesio.core.events.Joined`. `part`: of each tensor what a rank of an island sends, between
+    hosts; empty: all."""
 
     worker: int
     model: Described
@@ -65,6 +62,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     tables: tuple[TableSpec, ...] = ()
     at: Whereabouts | None = None
     after_step: AfterStep | None = None
+    part: tuple[Region, ...] = ()
 
     def without_code(self) -> Hello:
         """As it comes from another host."""
@@ -159,15 +157,8 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     through: int = 0
 
 
-class Regrouped(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker that checked in, where workers fold among themselves: its new group, which meets at `port`."""
-
-    outcome: Outcome
-    port: int
-
-
 ToServer = Hello | Ready | LeaseRequest | RowsRequest | StateWanted | GroupWanted
-ToWorker = Welcome | Refused | LeaseReply | RowsServed | Regrouped | StateGiven | GroupGiven
+ToWorker = Welcome | Refused | LeaseReply | RowsServed | StateGiven | GroupGiven
 
 
 # On the pipes
@@ -247,8 +238,8 @@ class WorkDone(Message):
     """What a worker did since it last told, as it adds up: work that was folded elsewhere.
 
     `missing`: parameters that got no gradient, step by step; `staleness`: how many contributions had which; `wait_s`,
-    `exchange_s`: seconds spent waiting for others and exchanging with them; `version`: that of its replica, if it has one;
-    `finite`: whether the last step was; `lasted_s`: seconds since it last told, or began.
+    `exchange_s`: seconds spent waiting for others and exchanging with them; `finite`: whether the last step was; `lasted_s`:
+    seconds since it last told, or began.
     """
 
     steps: Count = 0
@@ -258,7 +249,6 @@ class WorkDone(Message):
     staleness: dict[Count, Count] = {}
     wait_s: Seconds = 0.0
     exchange_s: Seconds = 0.0
-    version: Count = 0
     finite: bool = True
     lasted_s: Seconds = 0.0
 
@@ -267,37 +257,11 @@ class WorkDone(Message):
         self.staleness[staleness] = self.staleness.get(staleness, 0) + 1
 
 
-class CheckIn(Message):
-    """Ready for the next all-reduce, after `round` steps, of which `version` moved the parameters. `intact`: it needs no new
-    group; `batches`, `samples`: the data of its steps up to the coming one; `settings`: the optimizer's hyper-parameters,
-    where they changed."""
-
-    round: Count
-    version: Count
-    intact: bool
-    batches: Count
-    samples: Count
-    settings: bytes = b""
-
-
-class MirrorFilled(Message):
-    """The parameters were copied into the mirror for the `number`th time."""
-
-    number: int
-
-
-class CheckOut(Message):
-    """No step follows after `round` of them: where are the weights to go, which are of `version`?"""
-
-    round: Count
-    version: Count
-
-
 class Farewell(Message):
     """The end of the file after this is no death, and what the worker was to hand over is there whole."""
 
 
-FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | CheckIn | MirrorFilled | CheckOut | Farewell
+FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell
 
 
 class Beginning(Message):
@@ -329,19 +293,5 @@ class GoOn(Message):
     part: int = ALL_PARTS
 
 
-class RollCalled(Message):
-    """What those that checked in are to do. `settings_differ`: the workers' hyper-parameters do."""
-
-    call: Call
-    settings_differ: bool
-    stop: bool
-
-
-class CheckedOut(Message):
-    """Whether there is room for the weights: they are to be handed over."""
-
-    wanted: bool
-
-
-Answer = Beginning | GoOn | RollCalled | CheckedOut
+Answer = Beginning | GoOn
 A = TypeVar("A", bound=Answer)

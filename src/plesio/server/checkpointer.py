@@ -206,9 +206,8 @@ class Checkpointer:
         first process in a seat takes up what its worker held, of those in `states`."""
         if self._strategy.outer.in_worker:  # any worker's is everybody's
             states = {worker: state for state in states.values() for worker in range(len(self._made))}
-        self.held_again = tuple(states) if memory.holds else ()
-        for worker in range(len(self._made)):
-            memory.hold_again(worker, states.get(worker))
+        held = [worker for worker in range(len(self._made)) if memory.hold_again(worker, states.get(worker))]
+        self.held_again = tuple(held)
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
         self.riders.restore(self.riders.kept())

@@ -60,9 +60,8 @@ class Figures:
         counted: bool,
         lies: Lies = NOWHERE,
         model: Described | None = None,
-        lost: str = "",
     ) -> Final:
-        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`; `counted`: the workers share counters.
+        """All the run cost; the weights of `model` are at `lies`; `counted`: the workers share counters.
         An answer costs the bytes of the parameters that are not frozen, and a contribution as many, or those that it is packed
         in."""
         meter, leases, rows = self._meter, sequencer.leases, _rows(memory, exact=True)  # which `_bytes` counts
@@ -88,7 +87,6 @@ class Figures:
             lies=lies,
             model=model,
             now=self.now(sequencer, memory, now_s, ended_s is not None),
-            lost=lost,
         )
 
     def _bytes(self, memory: Memory) -> int:

@@ -78,6 +78,7 @@ WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
 """Where workers only take time."""
+BEGUN_ANEW = "the workers have begun anew"
 
 
 class Program:
@@ -255,10 +256,10 @@ class Program:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
         return self._figures.now(self.sequencer, self.memory, now_s, self._ended_s is not None, nbytes)
 
-    def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None, lost: str = "") -> Final:
-        """All the run cost; the weights of `model` are at `lies`, unless they are `lost`."""
+    def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None) -> Final:
+        """All the run cost; the weights of `model` are at `lies`."""
         counted = Counters.name in self._checkpointer.riders.answer
-        return self._figures.final(self.sequencer, self.memory, now_s, self._ended_s, counted, lies, model, lost)
+        return self._figures.final(self.sequencer, self.memory, now_s, self._ended_s, counted, lies, model)
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -302,12 +303,12 @@ class Program:
     def returned(self, worker: int) -> None:
         """Somebody has taken a dead worker's seat."""
         self.meter.workers[worker].left = ""
-        self.trouble(worker, f"worker {worker} is back")
+        self.trouble(worker, f"worker {worker} is back" if not self._strategy.every.among_ranks else BEGUN_ANEW)
 
     def joined(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None = None) -> None:
         if worker in self._seen:
             self._checkpointer.again(worker)
-            self._forget(worker, True)
+            self._forget(worker, not self._strategy.every.among_ranks)
         self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
         self.listening[worker] = True
@@ -403,12 +404,19 @@ class Program:
             others = "" if alone else "; the others go on, its data goes to them"
             if self._strategy.send.stepped and not self._strategy.every.by_client:  # a client begins with a fresh one
                 others += "; the state of its optimizer is lost"
-            self.trouble(worker, f"worker {worker} {how}{others}", died=True)
+            what = f"worker {worker} {how}{others}"
+            if self._strategy.every.among_ranks:
+                what = f"what the workers did after version {self.version} is lost, and its data leased again"
+            self.trouble(worker, what, died=True)
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
-        self._forget(worker, died)
         seat = self.sequencer.members.seat(worker, incarnation)
+        shown = seat is not None and self._strategy.every.among_ranks
+        state = self.memory.held(worker, seat.arrived) if seat is not None and shown else None
+        self._forget(worker, died)
+        if state is not None:  # its successor goes on with it
+            self.memory.hold_again(worker, state)
         if seat is not None and (wrong := self.memory.left(worker, died, seat.waiting is not None, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")
         self.receive(events.Left(worker, incarnation, died), now_s)

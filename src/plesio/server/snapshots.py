@@ -1,7 +1,6 @@
 """Serves the evaluator: one consistent snapshot at a time, when it asks, and the last one unasked.
 
-Where the server folds, a snapshot is a version it pins. Where workers keep the parameters themselves it is a copy that one
-of them makes (a mirror), asked for on the board.
+A snapshot is a version that the server pins; where workers fold by themselves, what they write into meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class Snapshots:
         self._look = look
         self._asked = self._shown = False
         self._rows: RowServers  # where there are tables
-        self._mirrors = 0
 
     def hear(self, timeout_s: float) -> bool:
         """Take its question; False if it is gone."""
@@ -57,16 +55,7 @@ class Snapshots:
         if not self._asked or self.evaluator is None:
             return
         self._asked = False
-        if built.blocks.mirrored:
-            self._mirrors += 1
-            built.blocks.board.mirror_wanted = self._mirrors
-        else:
-            self.send(built, final=False)
-
-    def mirrored(self, built: Machine, number: int) -> None:
-        if number == built.blocks.board.mirror_wanted:
-            built.blocks.board.mirror_wanted = 0
-            self.send(built, final=False)
+        self.send(built, final=False)
 
     def send(self, built: Machine, final: bool) -> None:
         """Send the parameters as they are; the first time with the model and the ring's descriptor."""

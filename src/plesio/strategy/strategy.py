@@ -187,7 +187,8 @@ class Strategy:
     @property
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
-        return self.gather == answers.Round() and isinstance(self.every, (answers.Steps, answers.PostLocal))
+        even = answers.Steps, answers.PostLocal, answers.Shown
+        return self.gather == answers.Round() and isinstance(self.every, even)
 
     def goes_on(self, away: bool) -> bool:
         """Whether a worker does while its answers travel; `away`: it is on another host than the server."""
@@ -197,6 +198,19 @@ class Strategy:
     def in_memory(self) -> Strategy | None:
         """What computes the same in one host's shared memory, where an all-reduce may go through that."""
         return replace(self, via=answers.Server()) if self.via == answers.AllReduce() else None
+
+    @property
+    def as_island(self) -> Strategy:
+        """What one worker is told whose processes all-reduce among themselves: it shows the server its parameters."""
+        return Strategy(
+            name=self.name,
+            every=answers.Shown(),
+            send=answers.Parameters(),
+            admit=answers.Fresh(within=0),
+            gather=answers.Round(),
+            outer=answers.Average(),
+            release=answers.AfterFold(),
+        )
 
     @property
     def steps_at_server(self) -> bool:

@@ -7,7 +7,7 @@ are free until the first version is published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,19 +72,29 @@ class Carried(msgspec.Struct, frozen=True):
         return tuple(sorted({key for held in self.held for key in held.whole}))
 
 
+def _whole(index: int, there: torch.Tensor, tensor: torch.Tensor) -> None:
+    there.copy_(tensor.detach())
+
+
 def hand_over(
-    optimizer: Optimizer, carried: Carried | None, tensors: Sequence[torch.Tensor], ring: Sequence[Arena], first: bool
+    optimizer: Optimizer,
+    carried: Carried | None,
+    tensors: Sequence[torch.Tensor],
+    ring: Sequence[Arena],
+    first: bool,
+    bring: Callable[[int, torch.Tensor, torch.Tensor], None] = _whole,
 ) -> None:
-    """The first worker writes what the server begins with. Every worker's optimizer loses its state, which lives there now."""
+    """The first worker writes what the server begins with. Every worker's optimizer loses its state, which lives there now.
+    `bring` copies to a tensor of the ring what is like the model's tensor of that number."""
     if first:
-        for tensor, view in zip(tensors, ring[0].views, strict=True):
-            view.copy_(tensor.detach())
+        for index, (tensor, view) in enumerate(zip(tensors, ring[0].views, strict=True)):
+            bring(index, view, tensor)
     if carried is None:
         return
     for key, arena in zip(carried.keys if first else (), ring[1:], strict=False):
-        for tensor, view, held in zip(tensors, arena.views, carried.held, strict=True):
+        for index, (tensor, view, held) in enumerate(zip(tensors, arena.views, carried.held, strict=True)):
             if key in held.whole:
-                view.copy_(optimizer.state[tensor][key])
+                bring(index, view, optimizer.state[tensor][key])
     optimizer.state.clear()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Container
-from typing import Any
+from collections.abc import Callable, Container
+from typing import Any, NamedTuple
 
 import cloudpickle
 import msgspec
@@ -175,6 +175,35 @@ def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
     return file.getvalue()
 
 
+class Plain(NamedTuple):
+    """In place of a structure: what builds the model anew, and which tensor each key of its state_dict is."""
+
+    build: Callable[[], nn.Module]
+    names: tuple[tuple[str, int], ...]
+
+    def over(self, tensors: list[torch.Tensor]) -> nn.Module:
+        """The model, with these tensors."""
+        model = self.build()
+        try:
+            model.load_state_dict({name: tensors[index] for name, index in self.names}, assign=True)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"ps.run(model=...) builds a {type(model).__name__} that is not the model given to prepare: {error}"
+            ) from error
+        return model
+
+
+def dump_plain(build: Callable[[], nn.Module], described: Described) -> bytes:
+    """As `dump_structure`, of a model that is split among processes and cannot be copied."""
+    try:
+        body: bytes = cloudpickle.dumps(Plain(build, described.names))
+    except Exception as error:
+        raise ConfigurationError(
+            f"ps.run(model=...) goes to where evaluate is called, and cannot be pickled: {error}"
+        ) from error
+    return body
+
+
 def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torch.Tensor, ...]) -> nn.Module:
     """The module of `dump_structure`, with the tensors in `views`."""
     tensors = [
@@ -183,6 +212,7 @@ def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torc
     ]
     unpickler = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
-    model = unpickler.load()
+    loaded = unpickler.load()
+    model = loaded.over(tensors) if isinstance(loaded, Plain) else loaded
     assert isinstance(model, nn.Module)
     return model

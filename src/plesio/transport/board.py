@@ -1,8 +1,7 @@
 """A page of counters that all processes of a run see: for what is read at every step and must not cost a message.
 
-Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. The server writes stop, mirror
-and broken. Worker w writes how many steps it folded, and how much data they used: this outlives w. Under all-reduce the
-server writes that, too, as workers check in: one of another host has a board of its own.
+Each cell has one writer, so nothing is lost; a reader may see a value that is a moment old. The server writes stop and mirror.
+Worker w writes how many steps it folded, and how much data they used: this outlives w.
 
     folding(w, n, data used by steps 1 to n)     before step n goes into anybody's parameters
     folded(w, n)                                 after it
@@ -41,7 +40,6 @@ class Board:
     Attributes:
         stopped: 1 once the run is to end.
         mirror_wanted: the number of the copy of the parameters that is asked for, counted from 1; 0: none is.
-        broken: the latest generation of the workers' group of which a member died, or said that it is broken.
 
     >>> board = Board(SharedBlock.create(PAGE, "the board"), workers=2)
     >>> board.folding(1, 1, batches=2, samples=64); board.folded(1, 1); board.folds
@@ -53,7 +51,6 @@ class Board:
 
     stopped = _Cell(0)
     mirror_wanted = _Cell(1)
-    broken = _Cell(2)
 
     def __init__(self, block: SharedBlock, workers: int) -> None:
         self._block = block

@@ -26,6 +26,8 @@ T = TypeVar("T")
 ANSWER_LAYOUT = struct.Struct("<i252p")
 """A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
 ANSWER_BYTES_MAX = 251
+PLACE = struct.Struct("<i")
+"""Between hosts, the buffer's number before an answer."""
 decode_message: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
@@ -129,7 +131,7 @@ class Doorbell:
     """A worker's end of its two pipes; `ServerLostError` when the server is gone."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
-        self._place = 0
+        self.place = 0
         self._push = push
         self._answer = answer
         self._worker = worker
@@ -142,10 +144,6 @@ class Doorbell:
             os.write(self._push, framed(message))
         except BrokenPipeError as error:
             raise self._lost("told it of its work") from error
-
-    def show(self, message: FromWorker) -> None:
-        """Tell the server of what was written into the ring: it sees the same memory."""
-        self.send(message)
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
@@ -165,14 +163,14 @@ class Doorbell:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
         if len(data) < ANSWER_LAYOUT.size:
             raise self._lost(_phase(number, version))
-        self._place, body = ANSWER_LAYOUT.unpack(data)
+        self.place, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         assert isinstance(answer, kind), "a worker knows what comes next"
         return answer
 
     def shown(self, ring: Ring[T]) -> Shown[T]:
         """The version that the last answer named."""
-        return ring.buffers[self._place]
+        return ring.buffers[self.place]
 
     def _lost(self, phase: str) -> ServerLostError:
         return ServerLostError(

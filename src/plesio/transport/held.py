@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+import msgspec
+
 from plesio.errors import SharedMemoryError
 from plesio.host.memory import anonymous_file
 
@@ -20,24 +22,29 @@ HEAD = struct.Struct("<qQ")
 EVERYBODY = -1
 """In a worker's place: what is told to all of them, by version."""
 PLACE = 1 << 40  # bytes; the file is sparse, and takes what was written
+SEVERAL = b"plesio ranks "
+"""What the bytes of several processes begin with."""
 NOTHING = HEAD.pack(-1, 0)
 
 
 class Held:
-    """A sparse file in memory, by a descriptor `fd` of its own.
+    """A sparse file in memory, by a descriptor `fd` of its own. A worker may be several processes: this is the `rank`-th of
+    `ranks`, each of which has places of its own.
 
     >>> held = Held.create(workers=2)
     >>> held.put(1, 7, b"momentum"); held.get(1, 7), held.get(1, 8), held.get(0, 7)
     (b'momentum', None, None)
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, ranks: int = 1, rank: int = 0) -> None:
         self.fd = fd
+        self._ranks, self._rank = ranks, rank
 
     @classmethod
-    def create(cls, workers: int) -> Held:
-        """For so many workers; `SharedMemoryError`: this process may write no file as long as that, however sparse."""
-        held = cls(anonymous_file(0, "what workers hold"))
+    def create(cls, workers: int, ranks: int = 1) -> Held:
+        """For so many workers of so many processes each; `SharedMemoryError`: this process may write no file as long as that,
+        however sparse."""
+        held = cls(anonymous_file(0, "what workers hold"), ranks)
         try:
             for worker in range(EVERYBODY, workers):
                 held.forget(worker)
@@ -56,7 +63,7 @@ class Held:
     @contextmanager
     def writing(self, worker: int, number: int) -> Iterator[IO[bytes]]:
         """A file for what `worker` held after its contribution `number`; it is known once it is whole, without an error."""
-        start = _place(worker, number)
+        start = self._place(worker, number)
         os.pwrite(self.fd, NOTHING, start)
         place = _Place(self.fd, start + HEAD.size)
         with io.BufferedWriter(place) as file:
@@ -65,7 +72,7 @@ class Held:
 
     def get(self, worker: int, number: int) -> bytes | None:
         """What `worker` held after its contribution `number`, one of the last two; None if it left nothing."""
-        start = _place(worker, number)
+        start = self._place(worker, number)
         there, nbytes = HEAD.unpack(os.pread(self.fd, HEAD.size, start))
         if there != number:
             return None
@@ -77,8 +84,32 @@ class Held:
 
     def forget(self, worker: int) -> None:
         """Nothing is known of what `worker` holds."""
-        for number in range(2):
-            os.pwrite(self.fd, NOTHING, _place(worker, number))
+        for rank in range(self._ranks):
+            for number in range(2):
+                os.pwrite(self.fd, NOTHING, self._place(worker, number, rank))
+
+    def put_all(self, worker: int, number: int, data: bytes) -> bool:
+        """Give each process of `worker` its part of what `get_all` gave; False if they were not as many then."""
+        parts = parts_of(data) or [data]
+        if len(parts) != self._ranks:
+            return False
+        for rank, part in enumerate(parts):
+            self._of(rank).put(worker, number, part)
+        return True
+
+    def get_all(self, worker: int, number: int) -> bytes | None:
+        """What all processes of `worker` held after its contribution `number`; None if one of them left nothing."""
+        parts = [self._of(rank).get(worker, number) for rank in range(self._ranks)]
+        if self._ranks == 1:
+            return parts[0]
+        return SEVERAL + msgspec.msgpack.encode(parts) if all(parts) else None
+
+    def _of(self, rank: int) -> Held:
+        return Held(os.dup(self.fd), self._ranks, rank)
+
+    def _place(self, worker: int, number: int, rank: int | None = None) -> int:
+        process = worker * self._ranks + (self._rank if rank is None else rank) if worker != EVERYBODY else EVERYBODY
+        return (2 * (process - EVERYBODY) + number % 2) * PLACE
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -100,5 +131,6 @@ class _Place(io.RawIOBase):
         return written
 
 
-def _place(worker: int, number: int) -> int:
-    return (2 * (worker - EVERYBODY) + number % 2) * PLACE
+def parts_of(data: bytes) -> list[bytes]:
+    """What each process held, of a worker that was several; nothing of one that was one."""
+    return msgspec.msgpack.decode(data[len(SEVERAL) :], type=list[bytes]) if data.startswith(SEVERAL) else []

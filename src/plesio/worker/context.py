@@ -7,7 +7,7 @@ greenlet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,13 +25,15 @@ from plesio.tables.module import named_tables, without_rows
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.cut import cut
-from plesio.tensors.model import describe, dump_structure
+from plesio.tensors.local import is_split
+from plesio.tensors.model import Described, describe, dump_plain, dump_structure
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
 from plesio.worker.data.asking import Lessor
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
+from plesio.worker.island import Island
 from plesio.worker.row_exchange import check_strategy
 from plesio.worker.state import WorkerState
 
@@ -58,6 +60,7 @@ class WorkerContext(Lessor, Protocol):
     inline: bool  # whether all workers of the run are in this process
     lenient: bool  # whether the run goes on without a worker that raises
     state: WorkerState
+    island: Island
 
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this; returns when training begins. The model is the one to call."""
@@ -79,9 +82,10 @@ class WorkerContext(Lessor, Protocol):
 
 
 def introduction(
-    rank: int, strategy: Strategy, given: Taking, evaluates: bool
+    rank: int, strategy: Strategy, given: Taking, evaluates: bool, build: Callable[[], nn.Module] | None = None
 ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
-    """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order."""
+    """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order. `build` builds the
+    model as `evaluate` is to see it, if that is not to be a copy of the worker's."""
     model, optimizer = given.model, given.optimizer
     by_rows = strategy.steps_at_server and strategy.correct.spares_rows
     row_tables = named_tables(model)
@@ -99,7 +103,7 @@ def introduction(
     check_apart([spec.name for spec in described.specs], tensors)
     specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
     with without_rows(row_tables.values()):
-        structure = dump_structure(model, tensors) if evaluates else b""
+        structure = _structure(model, described, tensors, build) if evaluates else b""
     hello = Hello(
         worker=rank,
         model=described,
@@ -109,3 +113,17 @@ def introduction(
         after_step=given.after_step,
     )
     return hello, specs[0].carried, tensors
+
+
+def _structure(
+    model: nn.Module, described: Described, tensors: list[torch.Tensor], build: Callable[[], nn.Module] | None
+) -> bytes:
+    """What `evaluate` is given, without its tensors."""
+    if build is not None:
+        return dump_plain(build, described)
+    if any(map(is_split, tensors)):
+        raise ConfigurationError(
+            "evaluate gets a copy of the model, and this one is split among the processes of a worker: say what builds the plain "
+            "one, ps.run(..., model=build), or leave evaluate out and measure in the training function"
+        )
+    return dump_structure(model, tensors)

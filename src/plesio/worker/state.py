@@ -14,7 +14,7 @@ from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
 from plesio.riders import Halves
 from plesio.worker.randomness.draws import OwnDraws
-from plesio.worker.randomness.seeding import seed_step
+from plesio.worker.randomness.seeding import seed_step, step_seed
 
 
 @dataclass(slots=True)
@@ -28,6 +28,8 @@ class WorkerState:
         riders: see `plesio.riders`.
         number: the contribution under way, counted from the beginning of this process.
         draws: a lone worker's random sources, which are not seeded anew; None: there are, or may be, other workers.
+        parts: which slice of each batch this process takes, of how many (`plesio.worker.island`).
+        together: how many batches each step takes: one for each process of an island that all-reduces; else it takes one.
         epochs: how many it asked data of; stepped: batches of the contribution under way that steps were taken on.
     """
 
@@ -45,6 +47,8 @@ class WorkerState:
     samples_before: int = 0
     batches_before: int = 0
     number: int = 0
+    parts: tuple[int, int] = (0, 1)
+    together: int = 1
     epochs: int = 0
     stepped: int = 0
     riders: Halves = field(default_factory=Halves)
@@ -78,9 +82,20 @@ class WorkerState:
         """Contribution `number` begins, with other random numbers than after its first batch."""
         self.number, self.stepped = number, 0
         if self.draws is None:
-            seed_step(self.seed, self.worker, ~(self.before + number))
+            seed_step(self._own_seed, self.worker, ~(self.before + number))
+
+    def begins(self, batches: int) -> bool:
+        """Whether what is seeded begins with the next batch, after so many of the contribution under way: the contribution; or
+        the step, where it depends on the time how many steps are a contribution."""
+        return batches == (self.stepped if self.together > 1 else 0)
 
     def reseed(self) -> None:
         """Its first batch is taken: its random numbers do not depend on what was drawn before."""
         if self.draws is None:
-            seed_step(self.seed, self.worker, self.before + self.number)
+            seed_step(self._own_seed, self.worker, self.before + self.number)
+
+    @property
+    def _own_seed(self) -> int:
+        """Processes that take other slices of a batch draw other numbers; those that compute on the same one draw alike."""
+        part, _ = self.parts
+        return step_seed(self.seed, part, 0) if part else self.seed

@@ -11,8 +11,18 @@ INSIDE = ("plesio.", "torch.", "contextlib")
 """Modules whose frames may lie between the training loop and the warning: a torch scheduler wraps `step`, too."""
 
 
+_silent = False
+
+
+def warn_no_more() -> None:
+    """In this process: another rank of its worker warns of the same."""
+    global _silent
+    _silent = True
+
+
 def warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=_users_level())
+    if not _silent:
+        warnings.warn(message, RuntimeWarning, stacklevel=_users_level())
 
 
 def warn_at_end(message: str) -> None:

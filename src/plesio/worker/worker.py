@@ -49,6 +49,7 @@ class Worker:
         workers: how many the run was started with.
         seed: the run's seed.
         server_pid: the process that holds the global parameters.
+        island: the processes that this worker is made of, with ranks= (`plesio.worker.island.Island`).
 
     >>> data = [(torch.ones(2), k % 2) for k in range(64)]
     >>> def train(worker):
@@ -71,6 +72,8 @@ class Worker:
         self.workers = context.workers
         self.seed = context.seed
         self.server_pid = context.server_pid
+        self.island = context.island
+        self._sharing = (0, 1) if context.state.together > 1 else (context.rank, context.workers)
         self._context = context
         self._state = context.state
         self._exchange: Exchange | None = None
@@ -405,14 +408,24 @@ class Worker:
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
-            return StreamLoader(loader, self.rank, self.workers, self._used, self._state.samples_before)
+            if self.island.ranks > 1 and self._state.together == 1:
+                raise ConfigurationError(
+                    f"a {type(loader.dataset).__name__} has no numbered samples, of which each process of a worker could take "
+                    "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
+                    "of prepare and split its batches by worker.island.parts"
+                )
+            skipped = self._state.samples_before // self._state.together
+            return StreamLoader(loader, self.rank, self.workers, self._used, skipped, self.island.all_have)
         self._shared += 1
         seed = step_seed(self.seed, self._shared, 0)
-        return SharedLoader(loader, seed, self.rank, self.workers, self._begun, self._judges, used)
+        slices = lambda: self._state.parts  # noqa: E731
+        together = self._state.together
+        return SharedLoader(loader, seed, *self._sharing, self._begun, self._judges, used, slices, together)
 
     def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
         state, used = self._state, self._used
-        self._loader = LeasedLoader(data, self._context, state, self.workers, used, self._begun, self._go_on, counts)
+        _, workers = self._sharing
+        self._loader = LeasedLoader(data, self._context, state, workers, used, self._begun, self._go_on, counts)
         return self._loader
 
     def ahead(self, batches: Iterable[B], ids: Callable[[B], Mapping[Table, torch.Tensor]]) -> Iterator[B]:

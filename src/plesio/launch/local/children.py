@@ -15,8 +15,10 @@ from plesio.errors import is_own, traceback_of, words_of
 from plesio.launch.local.forker import die_with_parent
 from plesio.protocol.launcher import Failed
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
+from plesio.transport.island_group import broke
 
 CHILD_S = 0.2  # how long after a line broke torch may take to raise for the process at its other end
+GROUP_S = 1.0  # how long the end of another rank may take to be told
 PATIENCE_S = 5.0  # how long processes that are no daemons have to end by themselves
 
 
@@ -51,13 +53,19 @@ def keep_to_itself(descriptors: list[int], *channels: Channel[Any]) -> Callable[
 
 
 @contextmanager
-def reported_to(engine: Channel[object]) -> Iterator[None]:
-    """Inside, a user's function runs: what it raises is told the engine, and the processes that it started end with it."""
+def reported_to(engine: Channel[object], in_group: bool = False) -> Iterator[None]:
+    """Inside, a user's function runs: what it raises is told the engine, and the processes that it started end with it.
+
+    `in_group`: with others it is one worker. Where one of those ends, collectives fail in the rest: then its end is the reason,
+    and is told first. The engine ends this process meanwhile.
+    """
     try:
         yield
     except ChannelClosedError:
         pass  # the server or the engine is gone: nobody is left to tell
     except BaseException as error:
+        if in_group and broke(error):
+            time.sleep(GROUP_S)
         why = _words_of(error)  # first: it removes torch's handler, which could raise anywhere below
         with suppress(ChannelClosedError):  # the engine may have given the run up
             engine.send(Failed(type(error).__name__, why, traceback_of(error), is_own(error)))

@@ -19,9 +19,10 @@ from functools import partial
 import msgspec
 import torch
 
-from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.deputy_rows import DeputyRows
+from plesio.launch.local.islands import Ties
+from plesio.launch.local.mate import MateDeputy, parts
 from plesio.launch.local.order import Order, Pull, Said
 from plesio.launch.local.stand_in import StandIn, first_words, opened
 from plesio.launch.local.table_deputy import TableDeputy
@@ -29,12 +30,11 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.payloads import Payloads, cut
-from plesio.tensors.arena import Arena, Layout
+from plesio.protocol.payloads import Payloads, cut, payloads_of
+from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
-from plesio.transport.board import Board
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
-from plesio.transport.doorbell import ANSWER_LAYOUT, decode_answer
+from plesio.transport.doorbell import ANSWER_LAYOUT, PLACE, decode_answer
 from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
@@ -50,7 +50,8 @@ decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages
 
 
 class Deputy(StandIn):
-    """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer."""
+    """Stands in for `worker`, which is at the other end of `session`; `line`: its ends of channel, push and answer, and of
+    ties to the deputies of its mates."""
 
     _payloads: Payloads  # once it said Hello
 
@@ -61,12 +62,11 @@ class Deputy(StandIn):
         self._worker = worker
         self._seats = job.config.seats
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
-        self._push, self._answer = line[1:]
+        self._push, self._answer = line[1:3]
+        self._ties = Ties(0, line[3:])
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
-        self._board: Board | None = None
-        self._news = remote.BoardNews(0, 0)
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
         self._listen(self._answer, self._from_answer)
@@ -77,15 +77,6 @@ class Deputy(StandIn):
             FrameKind.LAUNCHER: self._to_launcher,
             FrameKind.PULL: self._pulled,
         }
-
-    def _tick(self) -> None:
-        super()._tick()
-        if self._board is not None and not self._until_s:
-            news = remote.BoardNews(self._board.broken, self._board.mirror_wanted)
-            if news != self._news:
-                self._news = news
-                self._order.mirrors = max(self._order.mirrors, news.mirror_wanted)
-                self._session.send(FrameKind.CHANNEL, encode(news))
 
     # From the worker
 
@@ -133,11 +124,8 @@ class Deputy(StandIn):
             case messages.RowsRequest() if rows is not None:
                 return rows.keys(message)
             case messages.Ready():
-                return self._ring.leading(self._order.copies)
-            case messages.MirrorFilled():
-                return self._ring.leading(1)
-            case messages.Farewell() if self._order.wanted:  # the last weights
-                return [self._ring.buffers[self._shown_at].read]
+                whole = self._payloads.everything
+                return [one for arena in self._ring.leading(self._order.copies) for one in cut(arena, whole)]
         return ()
 
     def _to_server(self, frame: Frame) -> None:
@@ -149,7 +137,9 @@ class Deputy(StandIn):
             message = msgspec.structs.replace(message, worker=self._worker, model=model)
         self._heard(frame, message)
         if isinstance(message, messages.Hello):
-            self._payloads = Payloads(Layout(message.model.specs), self._job.config.strategy)
+            self._payloads = payloads_of(message, self._job.config.strategy)
+            self._ties.hand(message)
+            message = msgspec.structs.replace(message, part=())
         if isinstance(message, messages.RowsRequest) and not message.wanted:
             self._send_rows(ahead=True)
         else:
@@ -179,6 +169,8 @@ class Deputy(StandIn):
 
     def _from_server(self) -> None:
         message, descriptors = self._server.receive(LEASE_S)
+        if isinstance(message, messages.Welcome | messages.Refused):
+            self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
             self._map(message, descriptors)
         self._order.told(message)
@@ -210,13 +202,9 @@ class Deputy(StandIn):
                 self._listen(bell, partial(self._from_servers, bell))
             places = [RowSlots.attach(one, tables, self._seats + 1) for one in rest[-welcome.servers :]]
             self._order.rows = DeputyRows(places, self._worker)
-        self._ring = Ring(_parts(ring, nbytes, welcome.buffers))
-        if self._job.config.strategy.via.at_server:
-            os.close(board)
-            self._slot = _parts(slots, nbytes, self._seats)[self._worker]
-        else:
-            os.close(slots)
-            self._board = Board.attach(board, self._seats)
+        self._ring = Ring(parts(ring, nbytes, welcome.buffers))
+        os.close(board)
+        self._slot = parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
         data = os.read(self._answer, ANSWER_LAYOUT.size)
@@ -225,20 +213,10 @@ class Deputy(StandIn):
         self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
-        payload: list[memoryview] = []
-        if isinstance(answer, messages.Beginning | messages.GoOn):
-            packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
-            shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
-            payload = cut(shown.read, self._payloads.spans(answer))
-        self._session.send(FrameKind.ANSWER, body, payload)
-
-
-def _parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
-    """The block behind a descriptor, cut into `count` arenas' bytes."""
-    block = SharedBlock(descriptor, nbytes * count)
-    whole = block.memory.numpy().data
-    block.close()
-    return [whole[index * nbytes : (index + 1) * nbytes] for index in range(count)]
+        packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
+        shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
+        payload = cut(shown.read, self._payloads.spans(answer))
+        self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
 
 
 def main(job: Job, descriptors: list[int]) -> None:
@@ -270,7 +248,8 @@ def _serve(job: Job, launcher: Channel[remote.ToDeputy], wire: Wire) -> None:
         wire.send(FrameKind.SESSION, encode(reply))
         return
     wire.send(FrameKind.SESSION, encode(reply.seated))
-    session, kind = Session(wire, knock.who), TableDeputy if knock.holds_rows else Deputy
+    kind = TableDeputy if knock.holds_rows else MateDeputy if knock.captain else Deputy
+    session = Session(wire, knock.who)
     wire.eager = kind.eager
     try:
         kind(job, reply.seated.worker, launcher, line, session).run()

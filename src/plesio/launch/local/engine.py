@@ -219,7 +219,8 @@ class LocalEngine:
                     self._fail((error_class(message.kind) or PlesioError)(message.fatal))
             case launcher.Returned(value):
                 assert process.worker is not None, "only a worker trains"
-                self._outcome.returned[process.worker] = unpacked(value, process.worker)
+                number = process.rank if self._job.config.strategy.every.among_ranks else process.worker
+                self._outcome.returned[number] = unpacked(value, number)
             case launcher.Finished():
                 process.done = True
                 self._seats.has_finished(process)
@@ -259,8 +260,11 @@ class LocalEngine:
             self._fail(PlesioError(f"{process.title} raised {message.kind}:\n{message.traceback}"))
         elif message.own and message.kind == "ServerLostError":
             pass  # the server's own end is told once
-        elif self._patience.begun_s is not None and (self._stopping or self._job.config.on_worker_error == "continue"):
-            alone = self._stopping or all(one.done for one in self._processes.workers)
+        elif worker in self._raised:
+            pass  # another rank of its island did
+        elif self._patience.begun_s is not None and (self._stopping or self._goes_on):
+            self._end_island(process)
+            alone = self._stopping or all(one.done for one in self._processes.workers if one.worker != worker)
             others = "" if alone else "; the others go on"
             self._happened(worker, what + others)
             self._raised[worker] = what
@@ -270,6 +274,12 @@ class LocalEngine:
             if kind is not None:
                 error.add_note(f"\n{message.traceback.rstrip()}")  # where in the user's function
             self._fail(error)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the run does without a worker that raised: not one whose processes all-reduce."""
+        config = self._job.config
+        return config.on_worker_error == "continue" and not config.strategy.every.among_ranks
 
     @property
     def _stopping(self) -> bool:
@@ -288,7 +298,28 @@ class LocalEngine:
             if not self._final_judged and not process.done:
                 self._happened(None, "the evaluator died: nothing is evaluated from here on, and no target is noticed")
             self._final_judged = True
+        if not process.done:
+            self._end_island(process)
         process.done = process.gone = True
+
+    def _end_island(self, process: Process) -> None:
+        """Its other processes cannot go on without this one."""
+        if process.worker is None or process.replaced:
+            return
+        for one in self._processes.island(process.worker):
+            if one.rank != process.rank and not (one.gone or one.done):
+                log.info("%s has ended, and %s with it", process.title, one.title)
+                self._kill(one)
+        if not self._stopping and self._error is None and self._seats.begin_anew(process.worker, self._live.version):
+            self._happened(
+                process.rank, f"worker {process.rank} died {self._where()}: all begin anew from what was shown last"
+            )
+
+    def _kill(self, process: Process) -> None:
+        """End a worker's process, or hang up on one that somebody else started."""
+        process.kill()
+        if not process.ours and process.worker is not None and process.rank == 0:
+            self._processes.tell_server(launcher.Emptied(process.worker))
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""
@@ -338,21 +369,19 @@ class LocalEngine:
         if patience.begun_s is not None:
             while self._kills and time.monotonic() - patience.begun_s >= self._kills[0].after_s:
                 worker = self._kills.pop(0).worker
-                killed = processes.server if worker is None else processes.of(worker)
+                killed = processes.server if worker is None else processes.numbered(worker)
                 if killed is not None:
                     killed.kill()
             reason = self._watch(self._live)
             if reason is not None:
                 self._ask_to_stop(reason)
-            if not self._stopping and self._outcome.final is None:
-                self._seats.fill()
+        if not self._stopping and self._outcome.final is None:
+            self._seats.fill()
         if patience.workers_are_late():
             for process in processes.workers:
                 if not process.done and process.worker is not None and process.worker not in self._stopped:
                     self._stopped.add(process.worker)
-                    process.kill()
-                    if not process.ours:
-                        processes.tell_server(launcher.Emptied(process.worker))
+                    self._kill(process)
 
     def _scale(self, workers: int) -> None:
         """Whoever watches the run wants so many workers; a run that ends keeps those it has."""
@@ -404,7 +433,3 @@ class LocalEngine:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
             self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
-        elif message.lost:
-            self._outcome.state_dict = {}
-            self._happened(None, message.lost, message.wall_s)
-            self._fail(WorkerLostError(message.lost))

@@ -10,10 +10,7 @@
 | Contribution        | in training, one for each answer, numbered without a gap | gradients; settings like those of its Hello  |
 | DroppedStep         | in place of a contribution whose step was called off     |                                              |
 | Pull                | when a step was called off                               |                                              |
-| WorkDone            | in all-reduce                                            |                                              |
-| CheckIn, CheckOut   | in all-reduce, when the one before is answered           |                                              |
-| MirrorFilled        | in all-reduce, if the board asked for it                 | all parameters                               |
-| Farewell            | once; nothing of the above follows                       | all parameters, if CheckedOut wanted them    |
+| Farewell            | once; nothing of the above follows                       |                                              |
 | Logged, StopRequest | at any time before the last                              |                                              |
 | Finished, Failed    | once, last                                               |                                              |
 """
@@ -56,9 +53,7 @@ class Order:
         self.hello: messages.Hello | None = None
         self.welcome: messages.Welcome | None = None
         self.rows: DeputyRows | None = None  # where its model has tables, once it was welcomed
-        self.mirrors = 0  # the last that the board asked for
-        self.wanted = False  # whether its last weights are
-        self._ready = self._asks = self._called = self._left = self._over = False
+        self._ready = self._asks = self._left = self._over = False
         self._answers = 0  # it was given in training: the first is the beginning
         self._steps = 0  # it told of: each is a contribution, or was dropped
         self._pulls = 0  # it may still make
@@ -66,14 +61,14 @@ class Order:
     def check(self, message: Said) -> None:
         """Raise `ProtocolError` if the worker may not say this now, or if it cannot be; nothing changes before `note`."""
         here = not self._over and (isinstance(message, remote.ToLauncher) or not self._left)
-        training, via = self._answers > 0, self._strategy.via
+        training = self._answers > 0
         allowed = True
         match message:
             case messages.Contribution():
-                allowed = via.at_server and message.number == self._steps + 1 <= self._answers
+                allowed = message.number == self._steps + 1 <= self._answers
                 allowed = allowed and (self.rows is None or self.rows.may_send(message.number))
             case messages.Hello():
-                allowed = self.hello is None and (via.at_server or not message.tables)
+                allowed = self.hello is None
             case messages.RowsRequest():
                 rows, following = self.rows, self._steps + 1
                 allowed = training and rows is not None and rows.may_ask(message, following, self._answers)
@@ -82,17 +77,11 @@ class Order:
             case messages.LeaseRequest() | messages.AskAhead():
                 allowed = training and not self._asks
             case messages.DroppedStep():
-                allowed = self._steps + 1 < self._answers if via.at_server else training
+                allowed = self._steps + 1 < self._answers
             case Pull():
                 allowed = self._pulls > 0
             case messages.WorkDone():
-                allowed = training and not via.at_server
-            case messages.CheckIn() | messages.CheckOut():
-                allowed = training and not (via.at_server or self._called)
-            case messages.MirrorFilled():
-                allowed = 0 < message.number <= self.mirrors
-            case messages.Farewell():
-                allowed = not self._called
+                allowed = False  # it shares no memory with the others
         if not (here and allowed):
             name, steps = type(message).__name__, self._steps
             raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {steps} steps")
@@ -116,8 +105,6 @@ class Order:
                 self.rows.note(message)
             case Pull():
                 self._pulls -= 1
-            case messages.CheckIn() | messages.CheckOut():
-                self._called = True
             case messages.Farewell():
                 self._left = True
             case launcher.Finished() | launcher.Failed():
@@ -136,10 +123,6 @@ class Order:
                 self.rows.served(ahead)
             case messages.Beginning():
                 self._answers = 1
-            case messages.RollCalled():
-                self._called = False
-            case messages.CheckedOut():
-                self._called, self.wanted = False, message.wanted
 
     @property
     def copies(self) -> int:

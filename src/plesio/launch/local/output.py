@@ -41,16 +41,25 @@ class _Told:
         return getattr(self._stream, name)
 
 
-def speak_as(rank: int, workers: int, log_level: int | None) -> None:
-    """Begin each line that this process prints with its rank, if there are several; and print what it logs from `log_level` on,
-    as the handlers of the process that called `ps.run` are not here."""
-    if workers > 1:
-        prefix = f"[worker {rank}] "
+def speak_as(worker: int, workers: int, log_level: int | None, rank: int = 0, ranks: int = 1) -> None:
+    """Begin each line that this process prints with its worker's number and its rank, if there are several; and print what it
+    logs from `log_level` on, as the handlers of the process that called `ps.run` are not here."""
+    if workers * ranks > 1:
+        prefix = f"[{named(worker, rank, ranks)}] "
         for name in "stdout", "stderr":
             if getattr(sys, name) is not None:  # the caller may have closed it
                 setattr(sys, name, _Told(getattr(sys, name), prefix))
     if log_level is not None and not logging.getLogger().handlers:
         logging.basicConfig(level=log_level)
+
+
+def named(worker: int, rank: int, ranks: int) -> str:
+    """A worker's process, in words.
+
+    >>> named(1, 0, 1), named(1, 0, 2)
+    ('worker 1', 'worker 1 rank 0')
+    """
+    return f"worker {worker} rank {rank}" if ranks > 1 else f"worker {worker}"
 
 
 def log_level() -> int | None:

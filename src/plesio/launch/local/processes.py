@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cloudpickle
 
@@ -19,6 +19,7 @@ from plesio.launch.job import Job
 from plesio.launch.journal import begun
 from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from plesio.launch.local.output import named
 from plesio.launch.local.unpicklable import culprit
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
@@ -37,12 +38,14 @@ class Process:
     pid: int
     channel: Channel[object]
     worker: int | None = None
+    rank: int = 0  # in its island
     done: bool = False
     gone: bool = False
     ours: bool = True  # whether the run started it
     began_s: float | None = None  # when its worker began to train, in the run's time
     replaced: bool = False  # whether another has its seat by now
     leaving: bool = False  # whether it is told to end, the run having fewer workers from now on
+    ties: dict[int, int] = field(default_factory=dict)  # a captain's to ranks that are to come, until they do
 
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
@@ -102,6 +105,14 @@ class Processes:
         """The process that has, or last had, this seat."""
         return next((process for process in self.workers if process.worker == worker), None)
 
+    def numbered(self, number: int) -> Process | None:
+        """The process that is worker `number` for the user: a whole worker, or one of those that all-reduce as an island."""
+        return self.of(number) or next((one for one in self.island(0) if one.rank == number), None)
+
+    def island(self, worker: int) -> list[Process]:
+        """The processes that are, or last were, this worker."""
+        return [process for process in self.workers if process.worker == worker]
+
     @property
     def evaluator(self) -> Process:
         return next(process for process in self.all if process.title == EVALUATOR_TITLE)
@@ -144,17 +155,24 @@ class Processes:
                     continue
                 self._spawn(Spawn(TABLE_SERVER, f"{TABLE_SERVER_TITLE}{server}", ()), [end], launcher.FromEvaluator)
             for worker, (_, own_ends) in enumerate(lines):
-                self.worker(worker, own_ends)
+                self.worker(worker, own_ends, job.config.ranks)
             for end in to_evaluator[1:]:
                 self._spawn(Spawn(EVALUATOR, EVALUATOR_TITLE, ()), [end], launcher.FromEvaluator)
             if sockets:
                 knocked_at = [ours.enter_context(one).fileno() for one in sockets]
                 self._spawn(Spawn(DOOR, "the door", ()), knocked_at, launcher.FromDoor)
 
-    def worker(self, worker: int, ends: Sequence[int]) -> Process:
-        """Start a worker; `ends`: its ends of its line."""
-        order = Spawn(WORKER, f"worker {worker}", (worker, self.server.pid))
-        return self._spawn(order, ends, launcher.FromWorker, worker)
+    def worker(self, worker: int, ends: Sequence[int], ranks: int = 1) -> list[Process]:
+        """Start a worker of so many processes; `ends`: its ends of its line, which the first of them has. That one is tied to
+        each of the others."""
+        with contextlib.ExitStack() as ours:
+            pairs = [channel_pair() for _ in range(ranks - 1)]
+            ties = [[ours.enter_context(end).fileno() for end in pair] for pair in pairs]
+            given = [[*ends, *(captains for captains, _ in ties)], *([mates] for _, mates in ties)]
+            for rank, theirs in enumerate(given):
+                order = Spawn(WORKER, named(worker, rank, ranks), (worker, self.server.pid, rank))
+                self._spawn(order, theirs, launcher.FromWorker, worker).rank = rank
+        return self.island(worker)
 
     def deputy(self, connection: int, address: str) -> Process:
         """Start a deputy for a worker or a table server of another host, which is at the other end of `connection`."""
@@ -181,5 +199,6 @@ class Processes:
         """Leave no process behind: close the lines, give them `grace_s`, kill."""
         for process in self.all:
             process.channel.close()
+            close_quietly(*process.ties.values())
         close_quietly(*self.vacant.values())
         self._fork_server.end(grace_s)

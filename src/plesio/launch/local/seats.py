@@ -5,6 +5,8 @@ Those that somebody else starts knock, and are given a seat or told why not:
     door --a connection that proved itself--> launcher --spawns--> deputy --Knock--> launcher --Seat, line--> deputy
                                                        (a worker of this host knocks by itself, and is given the line)
 
+Of a worker that is several processes the first has the seat; the others are given their ends of what ties them to it.
+
 | the seat it asks for is | then                                                             |
 | ----------------------- | ---------------------------------------------------------------- |
 | empty                   | it is its own; of any, the lowest                                |
@@ -29,13 +31,16 @@ from typing import Any
 
 from plesio.errors import ConfigurationError, PlesioError, ServerLostError
 from plesio.launch.job import Job
+from plesio.launch.local.output import named
 from plesio.launch.local.processes import TABLE_SERVER_TITLE, Process, Processes, line
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import cut
 from plesio.strategy import Strategy
-from plesio.transport.channel import ChannelClosedError, close_quietly
+from plesio.transport.channel import ChannelClosedError, channel_pair, close_quietly
 
 log = logging.getLogger("plesio")
+IN_VAIN_MAX = 2  # how often in a row an island begins anew, and loses a process before it has shown a version
+RANKS_MAX = 240  # of a worker: as many descriptors as one message takes
 
 
 class Seats:
@@ -57,6 +62,10 @@ class Seats:
         self._away: set[int] = set()
         self._options = config.as_document()
         self.begun = False  # whether training has
+        self._anew_at, self._in_vain = (
+            -1,
+            0,
+        )  # the version that an island began from anew, and how often without another since
         self.finished: set[int] = set()  # workers whose training function returned: nobody takes their seats
 
     def arrived(self, arrival: launcher.Arrived, descriptors: Sequence[int]) -> None:
@@ -77,7 +86,10 @@ class Seats:
         if knock.holds_rows:
             self._table_server_knocked(process, knock)
             return
-        why, for_now = self._unlike(knock) or self._late(knock), False
+        if knock.captain:
+            self._mate_knocked(process, knock)
+            return
+        why, for_now = self._unlike(knock), False
         worker = self._free(knock.rank) if not why else None
         with suppress(ChannelClosedError):  # the others do not care
             if worker is not None:
@@ -89,6 +101,24 @@ class Seats:
                 why, for_now = self._taken(knock)
             process.channel.send(remote.Refused("ConfigurationError", why, for_now))
             log.info("%s was refused: %s", knock.who, cut(why))
+
+    def _mate_knocked(self, process: Process, knock: remote.Knock) -> None:
+        """Tie it to the first rank of its island, which has the seat."""
+        captain = self._tickets.get(knock.captain)
+        with suppress(ChannelClosedError):  # it has gone
+            if captain is None or captain.gone or captain.replaced or knock.place not in captain.ties:
+                why = f"{knock.who}: rank {knock.place} comes too late, twice, or its rank 0 is not here any more"
+                process.channel.send(remote.Refused("ConfigurationError", why))
+                log.info("refused: %s", cut(why))
+                return
+            assert captain.worker is not None, "it has a ticket"
+            process.worker, process.rank = captain.worker, knock.place
+            process.title = named(process.worker, process.rank, knock.ranks)
+            tie = captain.ties.pop(knock.place)
+            seated = self._seated(process, process.worker, self._incarnations[process.worker])
+            process.channel.send(remote.Seat(seated), [tie])
+            close_quietly(tie)
+            log.info("%s is %s", process.title, knock.who)
 
     def _table_server_knocked(self, process: Process, knock: remote.Knock) -> None:
         vacant, joining = self._processes.vacant, self._job.table_servers - self._job.servers_here
@@ -122,17 +152,22 @@ class Seats:
         return len(told)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
-        older = self._holders.get(worker)
-        if older is not None:
-            older.replaced = True
-            older.kill()
+        for one in self._processes.island(worker):
+            one.replaced = True
+            one.kill()
+            close_quietly(*one.ties.values())
+            one.ties.clear()
         self._away.discard(worker)
         self._incarnations[worker] += 1
         self._holders[worker] = process
-        process.worker, process.title = worker, f"worker {worker}"
+        process.worker, process.title = worker, named(worker, 0, knock.ranks)
         seated = self._seated(process, worker, self._incarnations[worker])
         with ExitStack() as ours:
             own_ends = self._open(worker, ours, away=process.ours)  # a deputy is
+            for rank in range(1, knock.ranks):
+                captains, mates = channel_pair()
+                own_ends.append(ours.enter_context(captains).fileno())
+                process.ties[rank] = mates.detach()
             process.channel.send(remote.Seat(seated), own_ends)
 
     def _seated(self, process: Process, number: int, incarnation: int) -> remote.Seated:
@@ -195,22 +230,37 @@ class Seats:
             self._to_start = {worker for worker in self._to_start if worker < workers} | new
         self.workers = workers
 
+    def begin_anew(self, worker: int, version: int) -> bool:
+        """An island whose processes all-reduce lost one: have it started again; whether that is news."""
+        if not self._job.config.strategy.every.among_ranks or self._job.train is None:
+            return False
+        if worker in self._to_start:
+            return False
+        self._in_vain = self._in_vain + 1 if version <= self._anew_at else 0
+        self._anew_at = version
+        if self._in_vain > IN_VAIN_MAX:
+            self._processes.tell_server(launcher.Stop())
+            return False
+        self._to_start.add(worker)
+        return True
+
     def fill(self) -> None:
         """Start workers for the seats that are new, or have been left."""
         for worker in sorted(self._to_start):
-            older = self._processes.of(worker)
-            if older is not None and not older.gone:
+            older = self._processes.island(worker)
+            if not all(one.gone for one in older):
                 continue
             self._to_start.discard(worker)
             self._incarnations[worker] += 1
-            if older is not None:
-                older.replaced = True
+            for one in older:
+                one.replaced = True
             with ExitStack() as ours:
-                self._watch(self._processes.worker(worker, self._open(worker, ours)))
+                for one in self._processes.worker(worker, self._open(worker, ours), self._job.config.ranks):
+                    self._watch(one)
 
     def has_finished(self, process: Process) -> None:
         """A training function returned. Nobody takes that seat, unless the worker was told to leave."""
-        if process.worker is not None and not process.leaving:
+        if process.worker is not None and process.rank == 0 and not process.leaving:
             self.finished.add(process.worker)
 
     def _is_free(self, worker: int) -> bool:
@@ -235,16 +285,6 @@ class Seats:
         why = f"all {workers} seats are taken or have finished: start the run with more workers, or with workers_max"
         return why, len(self.finished) < workers
 
-    def _late(self, knock: remote.Knock) -> str:
-        """Where workers fold among themselves, what one is told that comes when they do."""
-        strategy = self._job.config.strategy
-        if strategy.via.at_server or not self.begun:
-            return ""
-        return (
-            f"{knock.who} comes too late: under {strategy.name} nobody joins once training has begun, and nobody comes back "
-            "whose connection was lost for too long; under sync_sgd both can"
-        )
-
     def _unlike(self, knock: remote.Knock) -> str:
         """What it was told of the run that is not so, if anything."""
         ours = importlib.metadata.version("plesio")
@@ -253,6 +293,10 @@ class Seats:
                 f"{knock.who} has plesio {knock.plesio} (protocol {knock.protocol}), the run's head has {ours} "
                 f"({remote.PROTOCOL}): install the same on all hosts"
             )
+        ranks = self._job.config.ranks
+        if not 1 <= knock.ranks <= RANKS_MAX or ranks not in (1, knock.ranks):
+            of = f"is to have ranks={ranks}" if ranks > 1 else f"may have up to {RANKS_MAX}"
+            return f"{knock.who} is a worker of {knock.ranks} processes; each of the run {of}"
         run = _as_told(self._options["run"])
         told = {name: (value, run.get(name)) for name, value in knock.options.items()}
         if knock.strategy is not None:

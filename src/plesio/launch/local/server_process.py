@@ -42,7 +42,6 @@ from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
-from plesio.transport.collective import LOOPBACK
 from plesio.transport.doorbell import Located, Lookout, write_answer
 
 TICK_S = 0.1
@@ -64,7 +63,7 @@ class Server(Replies):
         table_servers: Sequence[Channel[FromTableServer]] = (),
     ) -> None:
         config, strategy = job.config, job.config.strategy
-        self._timeout_s = config.timeout_s
+        self._timeout_s, self._strategy = config.timeout_s, strategy
         self._engine = engine
         self._lines = lines
         self._listening = job.listening
@@ -77,14 +76,21 @@ class Server(Replies):
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
         lay_out = partial(
-            Blocks, strategy, workers, evaluates=evaluator is not None, seats=seats, holds=holds, servers=tables.servers
+            Blocks,
+            strategy,
+            workers,
+            evaluates=evaluator is not None,
+            seats=seats,
+            holds=holds,
+            servers=tables.servers,
+            ranks=1 if strategy.every.among_ranks else config.ranks,
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
         self._program = program = Program(
             strategy,
-            Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=seats == 1), config.timeout_s),
+            Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=config.lone), config.timeout_s),
             self,
             self._meter,
             recorder=self._recorder,
@@ -101,7 +107,6 @@ class Server(Replies):
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
             protocol.AskAhead: lambda worker, _, asked, now_s: self._give(self._line(worker), asked.request),
-            protocol.MirrorFilled: lambda _, __, mirror, now_s: self._snapshots.mirrored(self._machine, mirror.number),
             protocol.Farewell: self._farewell,
         }
         self._next_tick_s = self._emptied_s = 0.0
@@ -178,11 +183,17 @@ class Server(Replies):
         """Whether nobody works any more, and nobody is waited for."""
         if self._opening.live():
             return False
-        if self._listening is None or self._peers is not None:  # nobody comes any more
+        if self._listening is None and not self._begins_anew:  # nobody comes any more
             return True
         if self._program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
             return True
-        return self._emptied_s > 0 and time.monotonic() - self._emptied_s > self._listening.rejoin_s
+        patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
+        return self._emptied_s > 0 and time.monotonic() - self._emptied_s > patience_s
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether a worker that lost one of its processes is started again."""
+        return self._strategy.every.among_ranks
 
     def _line(self, worker: int) -> Line:
         line = self._lines[worker]
@@ -218,8 +229,6 @@ class Server(Replies):
             line = self._evicted.pop()
             line.finished = True
             self._close(line)
-            if self._peers is not None:
-                self._peers.go_on_without(line.worker, died=False, now_s=time.monotonic())
         while self._unresponsive:
             line = self._unresponsive.pop()
             if not line.gone:
@@ -303,8 +312,6 @@ class Server(Replies):
         elif line.leaving:
             line.say(protocol.LeaseReply(stop=True))
         else:
-            if self._peers is not None:
-                self._peers.settle(concluded=False)
             self._program.lease(line.worker, line.incarnation, request, time.monotonic())
 
     def _from_doorbell(self, line: Line) -> None:
@@ -328,8 +335,6 @@ class Server(Replies):
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._line(worker).finished = True
-        if self._peers is not None:
-            self._peers.finished(worker, now_s)
 
     def _lost(self, line: Line, how: str = "died") -> None:
         """A worker's pipe is closed, or is to be."""
@@ -357,18 +362,14 @@ class Server(Replies):
         self._tell_engine(Begun())
         if not blocks.folds:
             lines = [line for line in self._lines if line is not None]
-            host = self._listening.host if self._listening is not None else LOOPBACK
-            self._peers = Peers(self._program, lines, blocks, self._timeout_s, host, now_s)
+            self._peers = Peers(self._program, lines, blocks.board, now_s)
             self._hear |= self._peers.hear
         self._snapshots.serve(machine)
 
     # Ending
 
     def _finish(self) -> None:
-        program, lost = self._program, ""
-        if self._peers is not None:
-            self._peers.settle(concluded=True)
-            lost = self._peers.lost_weights()
+        program = self._program
         program.end(time.monotonic())
         if not program.begun:
             self._engine.send(program.figures(time.monotonic()))
@@ -377,7 +378,7 @@ class Server(Replies):
         self._snapshots.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
         program.close(time.monotonic())
-        figures = program.figures(time.monotonic(), lies, machine.blocks.model, lost)
+        figures = program.figures(time.monotonic(), lies, machine.blocks.model)
         self._engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
         self._snapshots.see_out(self._timeout_s)
 

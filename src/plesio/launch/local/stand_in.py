@@ -46,6 +46,11 @@ class StandIn(ABC):
         self._hears[descriptor] = hear
         self._poller.register(descriptor, select.POLLIN)
 
+    def _forget(self, descriptor: int) -> None:
+        """Listen to it no more."""
+        del self._hears[descriptor]
+        self._poller.unregister(descriptor)
+
     @abstractmethod
     def _from_far(self) -> bool:
         """Take one frame; whether there was one."""

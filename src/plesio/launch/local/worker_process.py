@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from plesio.errors import ConfigurationError, ServerLostError
 from plesio.host.memory import CopyOnWriteView, SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
+from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.output import speak_as
 from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.returned import packed
@@ -30,28 +31,40 @@ from plesio.transport.board import Board
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
+from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots, wait_served
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking
+from plesio.worker.exchanges.island_bell import IslandBell
+from plesio.worker.island import Island
 from plesio.worker.pacer import Pacer
 from plesio.worker.randomness.seeding import begin_with
 from plesio.worker.replicas.replica import reads_in_place
+from plesio.worker.warn import warn_no_more
 from plesio.worker.worker import Worker, taking_part
 
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
 
 
 class ProcessContext(Participation):
-    """The context of a worker process; `line`: its ends of channel, push and answer."""
+    """The context of a worker process; `line`: its ends of channel, push and answer, of which a captain's mate has none; `ties`:
+    to the other ranks of its island."""
 
-    def __init__(self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int]) -> None:
+    def __init__(
+        self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int], ties: Ties | None = None
+    ) -> None:
         config, seed = job.config, job.config.seeded
-        pacer = Pacer(config.pace, slowness(config.faults, rank), random.Random(seed * 7919 + rank))
-        super().__init__(rank, config.workers, seed, config.strategy, pacer, config.seats == 1, config.stealing)
+        number = ties.rank if ties is not None and config.strategy.every.among_ranks else rank
+        pacer = Pacer(config.pace, slowness(config.faults, number), random.Random(seed * 7919 + number))
+        super().__init__(rank, config.workers, seed, config.strategy, pacer, config.lone, config.stealing)
         self.lenient = config.on_worker_error == "continue"
-        self._shows = job.evaluate is not None
-        self._bell = Doorbell(line[1], line[2], rank)
+        self._ties = ties = ties or Ties(0, ())
+        self._shows = job.evaluate is not None and bool(line)
+        self._plain = job.model
+        self._line = Doorbell(line[1], line[2], rank) if line else None
+        if self._line is not None:
+            self._bell = self._line
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
         self._job = job
         self._engine = engine
@@ -59,18 +72,35 @@ class ProcessContext(Participation):
         self._rows_came = self._awaits_rows = False  # rows that were asked for ahead
         self._slots: Sequence[RowSlots] = ()  # where rows come, of each server,
         self._served = -1  # and the bell that several servers ring then
-        self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
-        self.hang_up = keep_to_itself([engine.fileno(), *line], engine, self._server)
+        self._server: Channel[messages.ToWorker] | None = None
+        if line:
+            self._server = Channel.attach(line[0], messages.ToWorker, "the server")
+        channels = [engine, *ties.channels, *([self._server] if self._server is not None else [])]
+        self.hang_up = keep_to_itself([*[one.fileno() for one in channels], *line[1:]], *channels)
+
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        ranks = group.ranks
+        self.island = island = Island(self.state, group.rank, ranks, local_rank, group)
+        self._number_ranks()
+        self._bell = IslandBell(group, self._line, lambda: ranks // island.parts[1])
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
+        if self._line is not None:
+            self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:
         self._engine.send_in_time(Visited(visits))
 
     def stop(self, why: str) -> None:
-        with suppress(ChannelClosedError):  # the run is over anyway
-            self._engine.send(StopRequest(why))
+        if self._line is not None or self._strategy.every.among_ranks:
+            with suppress(ChannelClosedError):  # the run is over anyway
+                self._engine.send(StopRequest(why))
+
+    def _tell(self, message: messages.ToServer, descriptors: Sequence[int] = ()) -> None:
+        """Tell the server on the channel, if this rank is known to it. That it is gone, the answer's end of file tells."""
+        if self._server is not None:
+            with suppress(ChannelClosedError):
+                self._server.send(message, descriptors)
 
     def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
         device = device_of(given.model)
@@ -79,9 +109,8 @@ class ProcessContext(Participation):
                 f"{self._strategy.name} trains in memory that all workers share, which is the CPU's, and this model is on "
                 f"{device}; every other strategy takes a model on any device"
             )
-        with suppress(ChannelClosedError):  # the answer's end of file tells
-            self._server.send(hello)
-        welcome, descriptors = self._received(messages.Welcome, "every worker to prepare its model")
+        self._tell(hello)
+        welcome, descriptors = self._received(messages.Welcome, "every worker to prepare its model", of_all=True)
         layout, seats = Layout(hello.model.specs), self._job.config.seats
         block = SharedBlock(descriptors[0], layout.nbytes * welcome.buffers)
         versions = arenas(block, layout, welcome.buffers)
@@ -103,8 +132,8 @@ class ProcessContext(Participation):
             versions,
             welcome.first,
             ring,
-            slots[self.rank],
-            home=slots[homes + self.rank] if homes else None,
+            slots[self.state.worker],
+            home=slots[homes + self.state.worker] if homes else None,
             held=held,
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
@@ -120,24 +149,25 @@ class ProcessContext(Participation):
         rows = len(fds) - welcome.servers - (welcome.servers > 1)
         readers = self._job.config.seats + 1
         slots = [RowSlots.attach(fd, hello.tables, readers) for fd in fds[rows : rows + welcome.servers]]
-        return Held(fds[0]) if rows else None, slots, fds[-1] if welcome.servers > 1 else -1
+        several = () if self._strategy.every.among_ranks else (self.island.ranks, self.island.rank)
+        held = Held(fds[0], *several) if rows else None  # what all hold alike is one of them's
+        return held, slots, fds[-1] if welcome.servers > 1 else -1
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = (in_memory(rows),)
 
     def _ready(self, place: Place) -> None:
-        self._server.send(messages.Ready(), self._brought)
+        self._tell(messages.Ready(), self._brought)
         close_quietly(*self._brought)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
         return self._received(kind, waiting_for)[0]
 
-    def _received(self, kind: type[Reply], waiting_for: str) -> tuple[Reply, list[int]]:
+    def _received(self, kind: type[Reply], waiting_for: str, of_all: bool = False) -> tuple[Reply, list[int]]:
+        """The server's next message. `of_all`: every rank of the island waits for it, and for its descriptors."""
         try:
-            reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
-            if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
-                self._rows_came = True  # behind which there is what is waited for
-                reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
+            hear = partial(self._heard, waiting_for)
+            reply, descriptors = self._ties.heard(hear, self._timeout_s, waiting_for) if of_all else hear()
         except ChannelClosedError:
             raise ServerLostError(
                 f"the server is gone: worker {self.rank} waited for {waiting_for}; "
@@ -145,16 +175,22 @@ class ProcessContext(Participation):
             ) from None
         return self._expected(kind, reply), descriptors
 
+    def _heard(self, waiting_for: str) -> tuple[Any, list[int]]:
+        assert self._server is not None, "mates do not ask it"
+        reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
+        if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
+            self._rows_came = True  # behind which there is what is waited for
+            reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
+        return reply, descriptors
+
     def _leased(self, request: messages.LeaseRequest) -> messages.LeaseReply:
-        with suppress(ChannelClosedError):  # the answer's end of file tells
-            self._server.send(request)
+        self._tell(request)
         reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         return reply
 
     def _send_rows(self, request: messages.RowsRequest) -> None:
-        with suppress(ChannelClosedError):  # the answer's end of file tells
-            self._server.send(request)
+        self._tell(request)
 
     def _rows(self, request: messages.RowsRequest) -> None:
         assert self._exchange is not None, "its model has tables"
@@ -162,6 +198,7 @@ class ProcessContext(Participation):
         if not request.ahead:
             self._send_rows(request)
         if self._served >= 0:
+            assert self._server is not None, "an island has no tables"
             if not wait_served(self._slots, self.rank, request, self._served, self._server.fileno(), self._timeout_s):
                 self._ask(messages.RowsServed, "rows of tables")  # it says why they do not come
         elif not (request.ahead and self._rows_came):
@@ -172,36 +209,58 @@ class ProcessContext(Participation):
             self._rows_came = self._awaits_rows = False
 
     def _state(self, layout: Layout) -> tuple[Carried, SharedBlock]:
-        self._server.send(messages.StateWanted())
-        given, descriptors = self._received(messages.StateGiven, "the optimizer's state")
+        self._tell(messages.StateWanted())
+        given, descriptors = self._received(messages.StateGiven, "the optimizer's state", of_all=True)
         return given.carried, SharedBlock(descriptors[0], layout.nbytes * len(given.carried.keys) or PAGE)
 
-    def group(self) -> AbstractContextManager[None]:
-        """Inside, workers in lock step are the default group of `torch.distributed`."""
-        if self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
-            return nullcontext()
-        return default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s)
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """Inside, the ranks of an island, or workers in lock step, are the default group of `torch.distributed`."""
+        ranks, among_ranks = self._job.config.ranks, self._strategy.every.among_ranks
+        if ranks > 1 or among_ranks:
+            store = self._ties.store(self._timeout_s)
+            name, collective_s = self.group_terms
+            with together(store, self._ties.rank, ranks, self.patience_s, name, collective_s=collective_s) as group:
+                self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
+                yield
+        elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
+            yield
+        else:
+            with default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s):
+                yield
 
     def _group_given(self) -> messages.GroupGiven:
-        self._server.send(messages.GroupWanted())
+        self._tell(messages.GroupWanted())
         return self._ask(messages.GroupGiven, "who is left for a collective")
 
     def _make_way(self) -> bool:
         return self._exchange is not None and self._exchange.make_way()
 
 
-def main(job: Job, descriptors: list[int], rank: int, server_pid: int) -> None:
-    """Entry of a worker process. `descriptors`: engine, server, push, answer."""
+def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: int = 0) -> None:
+    """Entry of a worker process, the `rank`-th of its island. `descriptors`: engine; of a captain, server, push, answer; and
+    those of its ties."""
     torch.set_num_threads(job.threads)
     begin_with(job.config.seeded, job.sources)
     engine: Channel[object] = Channel.attach(descriptors[0], object, "the engine")
-    context = ProcessContext(job, rank, engine, descriptors[1:])
+    ends = 4 if rank == 0 else 1
+    context = ProcessContext(job, worker, engine, descriptors[1:ends], Ties(rank, descriptors[ends:]))
     context.server_pid = server_pid
-    speak_as(rank, job.config.workers, job.log_level)
-    with reported_to(engine):
-        worker = Worker(context)
-        with context.group(), taking_part(worker):
-            value = packed(job.function(worker), rank)
-            if value:  # before the server hears of the end: when that has ended, nobody waits for this
-                engine.send(Returned(value))
+    ranks = job.config.ranks
+    among_ranks = job.config.strategy.every.among_ranks
+    if among_ranks:
+        speak_as(rank, ranks, job.log_level)
+    else:
+        speak_as(worker, job.config.workers, job.log_level, rank, ranks)
+    if rank:
+        warn_no_more()  # the captain does
+    with reported_to(engine, in_group=ranks > 1):
+        with context.group():
+            made = Worker(context)
+            with taking_part(made):
+                value = job.function(made)
+                if (rank == 0 or among_ranks) and (body := packed(value, worker)):
+                    engine.send(
+                        Returned(body)
+                    )  # before the server hears of the end: when that has ended, nobody waits for this
         engine.send(Finished())

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from plesio.core.events import Verdict
-from plesio.errors import DeadlineError, PlesioError
+from plesio.errors import DeadlineError
 from plesio.launch.remote.carrier import Carrier
 from plesio.launch.remote.link import Link, Reseated
 from plesio.launch.remote.rows import RemoteRows
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import Payloads, cut
-from plesio.protocol.remote import BoardNews
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
-from plesio.transport.doorbell import nothing
+from plesio.transport.doorbell import PLACE, nothing
 from plesio.transport.ring import Ring, Shown
 from plesio.transport.wire import Frame
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.exchanges.server import SeatLostError
 
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
-decode_said: Callable[[bytes], messages.ToWorker | BoardNews] = decoder_of(messages.ToWorker | BoardNews)
+decode_said: Callable[[bytes], messages.ToWorker] = decoder_of(messages.ToWorker)
 
 
 class RemoteBell:
@@ -36,7 +34,7 @@ class RemoteBell:
     that goes on has a contribution in flight, a `Carrier` has the link.
     """
 
-    buffer = 0  # of the ring of one
+    place = 0  # the buffer that the last answer named, at the server
 
     def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
@@ -46,12 +44,11 @@ class RemoteBell:
         self._link = link
         self._carrier: Carrier | None = None
         self._pulled = False
+        self._into: Sequence[memoryview] = ()  # where what is pulled belongs
         self._worker = worker
         self._answers: deque[Answer] = deque()
         self._replies: deque[messages.ToWorker] = deque()
-        self._hearing = threading.Lock()
-        self.news = BoardNews(0, 0)  # what the server last wrote on the board
-        self._came: Answer | messages.ToWorker | BoardNews | None = None  # with the last frame
+        self._came: Answer | messages.ToWorker | None = None  # with the last frame
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
@@ -62,8 +59,7 @@ class RemoteBell:
         self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
 
     def send(self, message: messages.FromWorker) -> None:
-        spans = self._payloads.spans(message) if isinstance(message, messages.Contribution) else ()
-        payload = [self._slot[start:end] for start, end in spans]
+        payload = self.payload(message) if isinstance(message, messages.Contribution) else []
         if isinstance(message, messages.Contribution) and message.beside.rows and self.rows is not None:
             payload += self.rows.gradients(message.number)
         if isinstance(message, messages.Contribution) and message.beside.goes_on and not self.reseated:
@@ -72,11 +68,12 @@ class RemoteBell:
         else:
             self.say(FrameKind.DOORBELL, message, payload)
 
+    def payload(self, message: messages.Contribution) -> list[memoryview]:
+        """The tensors that go with it, from the slot."""
+        return cut(self._slot, self._payloads.spans(message))
+
     def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
         return ring.first
-
-    def show(self, message: messages.FromWorker) -> None:
-        self.say(FrameKind.DOORBELL, message, [self._ring])
 
     def say(self, kind: FrameKind, message: object, payload: Sequence[memoryview] = ()) -> None:
         """Send a message. If the seat is lost it is dropped: what it is about is lost, too."""
@@ -110,21 +107,36 @@ class RemoteBell:
         if isinstance(answer, GoOn) and self._payloads.answers is not None:
             self._payloads.answers.move(self._versions, self._packed, answer.part)
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
-            self.say(FrameKind.PULL, b"")
-            self._pulled = False
-            self._until(lambda: self._pulled, timeout_s, phase)
+            self.fetch(FrameKind.PULL, b"", timeout_s, phase, self.moving)
         return answer
 
-    def glance(self) -> None:
-        """Take what has come, in a thread of its own; nothing where the worker itself is listening."""
-        if self._hearing.acquire(blocking=False):
-            try:
-                with suppress(PlesioError):  # the worker itself finds out
-                    self._receive(0.0)
-            except Reseated:
-                self._lose()
-            finally:
-                self._hearing.release()
+    @property
+    def moving(self) -> list[memoryview]:
+        """Where what moves comes."""
+        return cut(self._ring, self._payloads.moving)
+
+    @property
+    def everything(self) -> list[memoryview]:
+        """Where all of a version comes."""
+        return cut(self._ring, self._payloads.everything)
+
+    def whole(self, arenas: Sequence[Arena]) -> list[memoryview]:
+        """What training begins with, as far as it is this process's to send."""
+        return [one for arena in arenas for one in cut(arena.memory.numpy().data, self._payloads.everything)]
+
+    def fetch(
+        self,
+        kind: FrameKind,
+        message: object,
+        timeout_s: float,
+        phase: str,
+        into: Sequence[memoryview] = (),
+        payload: Sequence[memoryview] = (),
+    ) -> None:
+        """Say this, and wait for what is sent back, which belongs `into` there."""
+        self._pulled, self._into = False, into
+        self.say(kind, message, payload)
+        self._until(lambda: self._pulled, timeout_s, phase)
 
     def reply(self, kind: type[messages.ToWorker], timeout_s: float, waiting_for: str) -> messages.ToWorker:
         """Wait for the next message of this kind on the channel, or a refusal. Data that was asked ahead may come before it."""
@@ -159,8 +171,7 @@ class RemoteBell:
         """Take one frame, if one comes in time; or wait until it is `done` by the carrier, or the link is this thread's again."""
         try:
             if self._carrier is None:
-                with self._hearing:
-                    self._receive(timeout_s)
+                self._receive(timeout_s)
             elif self._carrier.wait(done, timeout_s) or timeout_s <= 0:
                 self._settle()
         except Reseated:
@@ -179,8 +190,6 @@ class RemoteBell:
         came = self._came
         if came is None:
             self._pulled = True
-        elif isinstance(came, BoardNews):
-            self.news = came
         elif isinstance(came, Answer):
             self._answers.append(came)
         else:
@@ -191,10 +200,14 @@ class RemoteBell:
         if frame.kind is FrameKind.CHANNEL:
             self._came = decode_said(frame.body)
             return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
-        self._came = answer = decode_answer(frame.body) if frame.kind is FrameKind.ANSWER else None
+        if frame.kind is not FrameKind.ANSWER:
+            self._came = None
+            return self._into
+        (self.place,) = PLACE.unpack_from(frame.body)
+        self._came = answer = decode_answer(frame.body[PLACE.size :])
         if isinstance(answer, GoOn):
             return cut(self._packed.bytes, self._payloads.spans(answer))
-        return [self._ring] if isinstance(answer, Beginning) else cut(self._ring, self._payloads.moving)
+        return self.everything if isinstance(answer, Beginning) else ()
 
     def _lose(self) -> None:
         self.reseated, self.untold = True, None

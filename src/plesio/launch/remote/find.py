@@ -79,7 +79,7 @@ def place(address: str | None, rank: int | None, environment: Mapping[str, str] 
     """
     given = address or environment.get("PLESIO_JOIN")
     if given:
-        seat = _number(environment, "PLESIO_RANK", -1) if rank is None else rank
+        seat = whole_number(environment, "PLESIO_RANK", -1) if rank is None else rank
         if given.startswith("ray:"):  # set by plesio.launch.remote.ray_backend
             return Place("", 0, seat, actor=given.removeprefix("ray:"))
         host, port = host_and_port(given.removeprefix("tcp://"), "address=" if address else "PLESIO_JOIN=")
@@ -97,10 +97,10 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place:
             "this torchrun shares no store with its workers (TORCHELASTIC_USE_AGENT_STORE is not True), so that rank 0 cannot "
             "tell the others where the head is: take --rdzv-backend c10d, or start plesio serve and set PLESIO_JOIN"
         )
-    number, workers = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    number, workers = whole_number(environment, "RANK"), whole_number(environment, "WORLD_SIZE")
     host = environment["MASTER_ADDR"]  # that of rank 0's agent
     return Place(
-        LOOPBACK if _number(environment, "LOCAL_WORLD_SIZE") == workers else host,
+        LOOPBACK if whole_number(environment, "LOCAL_WORLD_SIZE") == workers else host,
         0,
         number,
         workers,
@@ -112,11 +112,11 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place:
 
 def _of_slurm(environment: Mapping[str, str]) -> Place:
     """Every process finds the port by itself, since all know the numbers of their job and step."""
-    number, nodes = _number(environment, "SLURM_PROCID"), environment["SLURM_STEP_NODELIST"]
-    job, step = (_number(environment, f"SLURM_{name}", 0) for name in ("JOB_ID", "STEP_ID"))
+    number, nodes = whole_number(environment, "SLURM_PROCID"), environment["SLURM_STEP_NODELIST"]
+    job, step = (whole_number(environment, f"SLURM_{name}", 0) for name in ("JOB_ID", "STEP_ID"))
     port = SLURM_PORTS[(STEPS_APART * job + step) % len(SLURM_PORTS)]
     host = _first_host(nodes) if "," in nodes or "[" in nodes else LOOPBACK
-    workers = _number(environment, "SLURM_STEP_NUM_TASKS", 0) or _number(environment, "SLURM_NTASKS")
+    workers = whole_number(environment, "SLURM_STEP_NUM_TASKS", 0) or whole_number(environment, "SLURM_NTASKS")
     return Place(host, port, number, workers, starts=number == 0)
 
 
@@ -163,7 +163,8 @@ def _from_file(path: Path) -> str:
     return path.read_text().strip()
 
 
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+def whole_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A variable that is to be a whole number."""
     text = environment.get(name)
     if text is None and default is not None:
         return default

@@ -8,19 +8,26 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from plesio.config import SETTINGS, RunConfig
 from plesio.entry import entry
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
+from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.cores import local_rank, processes_here, threads_among
 from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
 from plesio.launch.remote.head import START_S, Head, start_head
 from plesio.launch.remote.link import Link, persist, refusal
+from plesio.launch.remote.rank import RankContext
+from plesio.launch.remote.ranks import NEEDED, Ranks
 from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import remote
 from plesio.protocol.launcher import Failed, Finished
@@ -28,12 +35,12 @@ from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
-from plesio.transport.collective import Hosts
 from plesio.transport.connect import connect, connect_here
+from plesio.transport.island_group import broke
 from plesio.transport.limits import SEAT_S
 from plesio.transport.wire import Wire
 from plesio.worker.randomness.seeding import seed_everything
-from plesio.worker.warn import warn
+from plesio.worker.warn import warn, warn_no_more
 from plesio.worker.worker import Worker, taking_part
 
 REASON_S = 1.0  # how long the launcher may take to say why the server is gone
@@ -52,6 +59,7 @@ def join(
     rank: int | None = None,
     rejoin_s: float = REJOIN_S,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
+    island: bool = False,
     **options: Any,
 ) -> Iterator[Worker]:
     """Become a worker of a run, in a process that torchrun, SLURM, Ray or you have started.
@@ -69,6 +77,8 @@ def join(
         rank: this worker's number; None takes any that is free.
         rejoin_s: how long to try again when the head cannot be reached.
         evaluate: as for `ps.run`; judged at the head. Only for the process that starts the head.
+        island: all processes that torchrun started here are one worker (docs/islands.md); else each is one of its own.
+            PLESIO_JOIN says where the run is.
         options: those of `ps.run`. What differs from the run's is refused.
 
     Raises:
@@ -83,10 +93,18 @@ def join(
     nothing says where the run is. It is looked for in: address=HOST:PORT; PLESIO_JOIN=HOST:PORT in the environment; ...
     """
     where = _by_now(place(address, rank))
+    config = RunConfig(**{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), **options})
+    if all_reduce := config.strategy.via.by_collective:
+        _check_ranks(os.environ)
+    ranks = Ranks.here() if island or all_reduce else None
+    if ranks is not None and where.workers and not all_reduce:
+        raise ConfigurationError(
+            "island=True: the processes started here are one worker, and nothing says where its run is: start a head with plesio "
+            "serve, and set PLESIO_JOIN=HOST:PORT (or address=) for each island"
+        )
     credentials = where.credentials or secure.credentials(
         certs or os.environ.get("PLESIO_CERTS"), insecure, where.listens if where.starts else LOOPBACK
     )
-    config = RunConfig(**{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), **options})
     if where.workers and config.workers != where.workers:
         raise ConfigurationError(
             f"workers={config.workers}: {where.workers} processes were started; leave workers= out"
@@ -96,7 +114,11 @@ def join(
             "ps.join(evaluate=...) is for the process that starts the head; this one joins a head that is there, which evaluates "
             "nothing"
         )
-    knock = _knock(config, where, options, strategy is not None)
+    as_run = replace(config, workers=ranks.ranks).as_island() if all_reduce and ranks is not None else config
+    knock = _knock(as_run, where, options, strategy is not None)
+    if ranks is not None:
+        seat = 0 if all_reduce else knock.rank
+        knock = msgspec.structs.replace(knock, ranks=ranks.ranks, place=ranks.rank, rank=seat)
 
     def start(secret: str) -> Head:
         listening = Listening(
@@ -110,28 +132,42 @@ def join(
         head = find()  # it may be another by now
         return connect(head.host, head.port, head.token, head.credentials or credentials, ticket)
 
+    captain, store = None, None
+    if ranks is not None and ranks.rank:
+        captain, store = ranks.heard(rejoin_s + START_S)
+        where = replace(where, far=not captain.beside)
+        knock = msgspec.structs.replace(knock, captain=captain.ticket, rank=captain.worker)
+
     def enter() -> NeighbourContext | RemoteContext:
         head = find()
         near = None if where.far else connect_here(head.host, head.port, head.token)
         if near is not None:
             return _beside(near, knock, head.host)
-        return RemoteContext(Link(dial, knock, rejoin_s))
+        if captain is not None and captain.beside:
+            raise ConfigurationError(
+                f"{knock.who} is rank {knock.place} of worker {captain.worker}, whose rank 0 is on the head's own host and it is "
+                "not: PLESIO_JOIN=tcp://HOST:PORT has all ranks go over the network"
+            )
+        return RemoteContext(Link(dial, knock, rejoin_s)) if ranks is None else RankContext(Link(dial, knock, rejoin_s))
 
     target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
+    if ranks is not None and store is None:
+        store = ranks.tell(context.ticket, context.rank, isinstance(context, NeighbourContext), rejoin_s)
     seed_everything(context.seed)
     context.local_rank = local_rank(context.rank)
-    worker = Worker(context)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
     try:
-        with threads_among(here), taking_part(worker):
-            yield worker
+        with threads_among(here), _group(context, ranks, store):
+            worker = Worker(context)
+            with taking_part(worker):
+                yield worker
     except Exception as error:
         reason = context.reason() if isinstance(error, ServerLostError) else None
         if reason is not None:
             raise reason from error
-        if context.refused:
+        if context.refused or (ranks is not None and broke(error)):  # another rank ended, which is told for itself
             context.drop()
         else:
             context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
@@ -142,6 +178,30 @@ def join(
     context.over()
     if where.starts:
         find().wait()
+
+
+@contextmanager
+def _group(context: NeighbourContext | RemoteContext, ranks: Ranks | None, store: Store | None) -> Iterator[None]:
+    """Inside, the ranks of an island are together."""
+    if ranks is None or store is None:
+        yield
+        return
+    if ranks.rank:
+        warn_no_more()  # the captain does
+    name, collective_s = context.group_terms
+    with together(store, ranks.rank, ranks.ranks, context.patience_s, name, ranks.own_host, collective_s) as group:
+        context.gather(group, ranks.local_rank)
+        yield
+
+
+def _check_ranks(environment: Mapping[str, str]) -> None:
+    """Under all-reduce workers are one group, which is together from beginning to end."""
+    if lacking := [name for name in NEEDED if name not in environment]:
+        raise ConfigurationError(
+            f"allreduce: its workers are one group of torch.distributed, and {', '.join(lacking)} is not in the environment: "
+            "start all of them with torchrun (or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each); or take sync_sgd, "
+            "whose workers come and go one by one"
+        )
 
 
 def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Callable[[], Head]:
@@ -184,14 +244,16 @@ def _knock(config: RunConfig, where: Place, options: dict[str, Any], strategy: b
 class NeighbourContext(ProcessContext):
     """The context of a process that somebody else started on the server's host: it maps the run's memory itself."""
 
+    ticket: bytes
+
     def reason(self) -> Exception | None:
         """Why the run ended, if the launcher said so."""
         try:
-            return refusal(self._engine.receive(REASON_S)[0])
+            why = refusal(self._engine.receive(REASON_S)[0])
         except (ChannelClosedError, DeadlineError):
             return None
-        finally:
-            self.hang_up()
+        self.hang_up()
+        return why
 
     def drop(self) -> None:
         """End in the middle of anything: to the run that is a death."""
@@ -219,7 +281,13 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         seed=terms.seed,
         timeout_s=terms.timeout_s,
         data="leases" if terms.stealing else "shards",
+        ranks=knock.ranks,
     )
-    context = NeighbourContext(Job(config=config, train=None, evaluate=None), seated.worker, launcher, line)
-    context.hosts, context.lenient, context._shows = Hosts(host, host), terms.lenient, terms.evaluates
+    ends = 0 if knock.captain else 3
+    ties = Ties(knock.place, line[ends:])
+    context = NeighbourContext(
+        Job(config=config, train=None, evaluate=None), seated.worker, launcher, line[:ends], ties
+    )
+    context.ticket = seated.ticket
+    context.lenient, context._shows = terms.lenient, terms.evaluates
     return context

@@ -101,6 +101,16 @@ class Link:
             if time.monotonic() >= end_s:
                 return None
 
+    @property
+    def ranks(self) -> int:
+        """How many processes its worker is."""
+        return self._knock.ranks
+
+    @property
+    def is_captain(self) -> bool:
+        """Whether it is the one of them that has the seat."""
+        return not self._knock.captain
+
     def wait(self, other: int, timeout_s: float) -> None:
         """Wait until something comes or the `other` descriptor can be read; not without a connection."""
         here = self._session.fileno()
@@ -167,6 +177,11 @@ class Link:
             raise ServerLostError("this worker hung up")
         if self._resume(self._dial(self.seated.ticket)):
             return
+        if self.ranks > 1 and not self._parting:
+            raise ServerLostError(
+                f"the connection of this rank with the head was lost for longer than its lease ({LEASE_S:g} s): to the run the "
+                "worker has died; start all of its ranks again, as torchrun does, and they have its seat back"
+            )
         if not self._parting:
             self._take_seat()
         raise Reseated

@@ -13,7 +13,6 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from plesio.errors import ConfigurationError
-from plesio.host.memory import SharedBlock
 from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.link import Link
@@ -22,14 +21,12 @@ from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import encode
-from plesio.protocol.payloads import Payloads, copies
+from plesio.protocol.payloads import copies, payloads_of
 from plesio.protocol.worker import Beginning
 from plesio.strategy import Strategy
 from plesio.tables.file import KeptRows
-from plesio.tensors.arena import PAGE, Arena, Layout
+from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried
-from plesio.transport.board import Board
-from plesio.transport.collective import Hosts
 from plesio.transport.ring import Ring, nothing_to_renew
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking
@@ -48,40 +45,48 @@ class RemoteContext(Participation):
         terms, rank = link.seated.terms, link.seated.worker
         strategy = Strategy.from_data(terms.name, terms.strategy)
         pacer = Pacer(None, 1.0, random.Random())
-        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, terms.seats == 1, terms.stealing)
+        lone = terms.seats == link.ranks == 1
+        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, lone, terms.stealing)
         self.lenient = terms.lenient
         self._shows = terms.evaluates and terms.trusts
-        self._bell: RemoteBell = RemoteBell(link, rank, self._rejoin)
+        self._line = self._bell = RemoteBell(link, rank, self._rejoin)
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
         self._asks = False  # for data
         self._servers = terms.servers
         self._brought: tuple[str, ...] = ()  # the tables that have rows of before the run
 
+    @property
+    def ticket(self) -> bytes:
+        """What this process shows when it comes back."""
+        return self._link.seated.ticket
+
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        self._bell.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
+        self._line.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...]) -> None:
-        self._bell.say(FrameKind.LAUNCHER, launcher.Visited(visits))
+        self._line.say(FrameKind.LAUNCHER, launcher.Visited(visits))
 
     def stop(self, why: str) -> None:
-        self._bell.say(FrameKind.LAUNCHER, launcher.StopRequest(why))
+        self._line.say(FrameKind.LAUNCHER, launcher.StopRequest(why))
 
     def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
         """Memory of our own. The server hears of us once all else is there."""
         strategy, layout = self._strategy, Layout(hello.model.specs)
-        ring, slot = Arena.private(layout), Arena.private(layout)
+        ring, slot = self._memory(layout)
         initial = [Arena.private(layout) for _ in range(copies(hello))]
         self._hello, self._carried = hello, initial[1:]
-        self._bell.lay_out(Payloads(layout, strategy), ring, slot)
+        self._line.lay_out(payloads_of(hello, strategy, self.island.rank == 0), ring, slot)
         if hello.tables:
-            self._bell.rows = RemoteRows(hello.tables, self._servers)
+            self._line.rows = RemoteRows(hello.tables, self._servers)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
-        self.hosts = Hosts(*self._link.hosts)
-        board = None if strategy.via.at_server else BoardByMessage(self._bell, self.workers)
         renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
-        rows = self._bell.rows.slots if self._bell.rows is not None else ()
-        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, board=board, rows=rows, bring=self._bring)
+        rows = self._line.rows.slots if self._line.rows is not None else ()
+        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, rows=rows, bring=self._bring)
+
+    def _memory(self, layout: Layout) -> tuple[Arena, Arena]:
+        """Where versions come, and where contributions are made."""
+        return Arena.private(layout), Arena.private(layout)
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = tuple(rows)
@@ -93,28 +98,28 @@ class RemoteContext(Participation):
 
     def _introduce(self, initial: Sequence[Arena]) -> None:
         """Introduce the worker to the server; the first one hands over the initial weights, and what its optimizer held."""
-        self._bell.reseated = False
-        self._bell.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
-        self._bell.say(FrameKind.CHANNEL, self._hello)
+        self._line.reseated = False
+        self._line.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
+        self._line.say(FrameKind.CHANNEL, self._hello)
         welcome = self._ask(messages.Welcome, "every worker to prepare its model")
         if welcome.first and self._brought:
             raise ConfigurationError(
                 f"the model's tables have rows ({', '.join(self._brought)}), with which the run would begin, and a worker of "
                 "another host cannot hand them over: start a worker on the head's own host first, or go on with resume="
             )
-        self._bell.say(
+        self._line.say(
             FrameKind.CHANNEL,
             messages.Ready(),
-            [arena.memory.numpy().data for arena in initial] if welcome.first else (),
+            self._line.whole(initial) if welcome.first else (),
         )
 
     def _rejoin(self) -> Beginning:
         """Introduce the worker anew, until it can go on from a version."""
         assert self._exchange is not None and self._used is not None, "a seat is lost during training"
-        if self._bell.rows is not None:
-            self._bell.rows.forget()
-        if self._bell.untold is not None:
-            beginning, self._bell.untold = self._bell.untold, None
+        if self._line.rows is not None:
+            self._line.rows.forget()
+        if self._line.untold is not None:
+            beginning, self._line.untold = self._line.untold, None
             return beginning
         replica = self._exchange.replica
         weights = Arena.private(replica.layout)  # as they are: a restarted head that knows none begins from them
@@ -125,10 +130,10 @@ class RemoteContext(Participation):
         while True:
             with suppress(SeatLostError):
                 self._introduce([weights, *self._carried])
-                beginning = self._bell.answer(Beginning, self._timeout_s, 0, 0)
+                beginning = self._line.answer(Beginning, self._timeout_s, 0, 0)
                 break
         if beginning.version < self.state.version:
-            without = " without rows of tables" if self._bell.rows is not None and not beginning.version else ""
+            without = " without rows of tables" if self._line.rows is not None and not beginning.version else ""
             warn(
                 f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{without}"
             )
@@ -137,21 +142,21 @@ class RemoteContext(Participation):
     def _send_ahead(self, request: messages.LeaseRequest, due: bool) -> bool:
         """With what the bell says, so that the server hears all in the order in which it was said."""
         if due:
-            self._bell.say(FrameKind.DOORBELL, messages.AskAhead(request))
+            self._line.say(FrameKind.DOORBELL, messages.AskAhead(request))
         return due
 
     def _leased(self, request: messages.LeaseRequest) -> messages.LeaseReply:
         self._asks = True
         if not request.ahead:
-            self._bell.say(FrameKind.CHANNEL, request)
+            self._line.say(FrameKind.CHANNEL, request)
         reply = self._ask(messages.LeaseReply, f"data of epoch {request.epoch}")
         self.state.stopped = self.state.stopped or reply.stop
         self._asks = False
         return reply
 
     def _send_rows(self, request: messages.RowsRequest) -> None:
-        assert self._bell.rows is not None, "its model has tables"
-        self._bell.say(FrameKind.CHANNEL, request, self._bell.rows.sent(request))
+        assert self._line.rows is not None, "its model has tables"
+        self._line.say(FrameKind.CHANNEL, request, self._line.rows.sent(request))
 
     def _rows(self, request: messages.RowsRequest) -> None:
         """If the seat is lost, so is the step that needs the rows. The loop hears of it when it sends that, and computes until
@@ -167,21 +172,21 @@ class RemoteContext(Participation):
 
     def _read(self, request: messages.RowsRequest) -> None:
         """These are part of no step: where the seat is lost, the next one gives them."""
-        untold, self._bell.untold = self._bell.untold, None
+        untold, self._line.untold = self._line.untold, None
         while True:
             try:
                 self._rows_for(request)
                 break
             except SeatLostError as lost:
                 untold = lost.rejoin()
-        self._bell.untold = untold
+        self._line.untold = untold
 
     def _rows_for(self, request: messages.RowsRequest) -> None:
         self._send_rows(replace(request, wanted=()) if request.ahead else request)
         self._ask(messages.RowsServed, "rows of tables")
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
-        return self._expected(kind, self._bell.reply(kind, self._timeout_s, waiting_for))
+        return self._expected(kind, self._line.reply(kind, self._timeout_s, waiting_for))
 
     def reason(self) -> Exception | None:
         return None  # its link told it
@@ -189,32 +194,15 @@ class RemoteContext(Participation):
     def drop(self) -> None:
         """This process was told to end in the middle of anything: to the run that is a death."""
         self._link.cut()
-        self._bell.end()
+        self._line.end()
         self._link.close()
 
     def over(self, failed: launcher.Failed | None = None) -> None:
         """The training function is over; if it raised, the launcher is told what."""
         self._link.hasten()
-        self._bell.end()
-        lost = self._bell.reseated or self._bell.untold is not None  # and its farewell with the seat
+        self._line.end()
+        lost = self._line.reseated or self._line.untold is not None  # and its farewell with the seat
         if lost and failed is None:
-            self._bell.reseated, self._bell.untold = False, None
+            self._line.reseated, self._line.untold = False, None
             self.leave()
         self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished()))
-
-
-class BoardByMessage(Board):
-    """The board of a worker that does not see the server's: it reads what it was told; what it writes, nobody reads."""
-
-    def __init__(self, bell: RemoteBell, workers: int) -> None:
-        super().__init__(SharedBlock.create(PAGE, "the board"), workers)
-        self._bell = bell
-
-    @property
-    def broken(self) -> int:  # type: ignore[override]
-        self._bell.glance()
-        return self._bell.news.broken
-
-    @property
-    def mirror_wanted(self) -> int:  # type: ignore[override]
-        return self._bell.news.mirror_wanted

@@ -34,6 +34,16 @@ def strategy_of(journal: Journal) -> Strategy:
             f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
             "order; strategies with a server can be replayed"
         )
+    if strategy.every.among_ranks:
+        raise ReplayError(
+            f"{journal.path}: under {strategy.name} processes all-reduce by torch, and a replay is in one process; a run of "
+            "allreduce() on one host without a GPU can be replayed, and computes the same"
+        )
+    if journal.head.ranks > 1:
+        raise ReplayError(
+            f"{journal.path} is of workers that were {journal.head.ranks} processes each, and a replay has one process: it "
+            "cannot repeat how they split the model among them"
+        )
     if strategy.send.privacy is not None:
         raise ReplayError(
             f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "

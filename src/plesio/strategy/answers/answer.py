@@ -69,6 +69,7 @@ class Answer:
     after: int = 0  # before that version workers exchange after every step, and wait for it
     paced: ClassVar[bool] = False
     by_client: ClassVar[bool] = False
+    among_ranks: ClassVar[bool] = False
     proximal: float = 0.0
     grace_s: float | None = None
     deadline_s: float | None = None

@@ -248,8 +248,9 @@ class Server(Answer):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Answer):
-    """The workers fold among themselves, by `torch.distributed`, each in a replica of its own; on one host without a GPU the
-    server does it, in the memory that they share, unless it is to go `over="torch"` there, too."""
+    """The workers average their gradients among themselves, by torch's DistributedDataParallel: they are the ranks of one island
+    (`plesio.worker.island`). On one host without a GPU the server does it, in the memory that they share, unless it is to go
+    `over="torch"` there, too."""
 
     over: Annotated[str | None, TORCH_OR_NONE] = None
     by_collective: ClassVar[bool] = True

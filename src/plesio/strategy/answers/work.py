@@ -138,7 +138,31 @@ class Clients(Answer):
         return "by client" + _leash(self.proximal)
 
 
-Every = Steps | Seconds | PostLocal | Adaptive | Clients
+@dataclass(frozen=True, slots=True)
+class Shown(Answer):
+    """Each step is an all-reduce among the processes of one worker, and what the server is shown now and then is where they are:
+    after about `seconds` of steps, by the pace that it measured, it says in each answer how many the next are.
+
+    >>> Shown().grants(pace=250.0, fastest=250.0)
+    250
+    """
+
+    seconds: Annotated[float, POSITIVE] = 1.0
+    timed: ClassVar[bool] = True
+    paced: ClassVar[bool] = True
+    among_ranks: ClassVar[bool] = True
+
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        return steps >= max(1, granted)
+
+    def grants(self, pace: float, fastest: float) -> int:
+        return max(1, int(self.seconds * pace))
+
+    def __str__(self) -> str:
+        return f"every step, shown every {self.seconds:g} s"
+
+
+Every = Steps | Seconds | PostLocal | Adaptive | Clients | Shown
 
 
 def _leash(proximal: float) -> str:

@@ -29,8 +29,9 @@ import torch
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.asking import Asking, Lessor
+from plesio.worker.data.grouped import Group, GroupedOrder
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order, size_of
+from plesio.worker.data.order import Order, size_of, slice_of
 from plesio.worker.data.own_order import OwnOrder
 from plesio.worker.data.source import StandIn, as_loader
 from plesio.worker.data.use import DataUse
@@ -63,7 +64,9 @@ class LeasedLoader(StandIn):
         self._lone = draws is not None
         as_in_script = self._lone and self._theirs is source
         self._maker = BatchMaker(source, as_in_script)
-        self._order = Order(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
+        plain = Order(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
+        self._together = self._state.together
+        self._order: Order | GroupedOrder = GroupedOrder(plain, self._together) if self._together > 1 else plain
         self.epochs = 0  # how many the loop has begun, and been through but for the one that it is in
         self.within = False  # whether the loop is in an iteration
         self.read = 0  # how many batches this process was given
@@ -105,8 +108,9 @@ class LeasedLoader(StandIn):
     def _whole(self) -> Iterator[Any]:
         if self._lone:
             return whole_pass(self._theirs, self._source)
-        batches = self._order.batches(max(0, self.epochs - 1))
-        return BatchMaker(self._source).over(batches[number] for number in range(self._total))
+        order = self._order.plain
+        batches = order.batches(max(0, self.epochs - 1))
+        return BatchMaker(self._source).over(batches[number] for number in range(order.total))
 
     def _part(self) -> Iterator[Any]:
         """As torch's iterators, a lone worker's draws what a pass begins with before it is asked for a batch."""
@@ -157,7 +161,7 @@ class LeasedLoader(StandIn):
         if self._lone:
             return self.read
         used = round(self._told * self._total) + self._here * self._workers  # about as many on each of the others
-        return max(0, min(used, self.epochs * self._total))
+        return max(0, min(used * self._together, self.epochs * self._order.plain.total))
 
     @property
     def progress(self) -> float:
@@ -215,7 +219,15 @@ class LeasedLoader(StandIn):
             if (indices := self._order.batch(of_epoch, number)) is None:
                 return
             self._granted.popleft()
-            self._ahead.append(size_of(indices))
+            part, parts = self._state.parts
+            if isinstance(indices, Group):
+                indices, size = indices.part(part, parts)
+                self._ahead.append(size)
+            elif parts == 1 or not self._counts:
+                self._ahead.append(size_of(indices))
+            else:
+                indices, size = slice_of(indices, part, parts)
+                self._ahead.append(size)
             yield indices
             more = self._more(epoch)
         self._order.end()
@@ -238,6 +250,6 @@ class LeasedLoader(StandIn):
                 self._begins()
         if self._lessor.away and self._granted:
             self._asking.ahead(epoch, len(self._granted))
-        if not self._used.batches:
+        if self._state.begins(self._used.batches):
             self._state.reseed()  # a resumed run may have drawn other random numbers since the last exchange
         return bool(self._granted)

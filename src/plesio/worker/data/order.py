@@ -57,6 +57,11 @@ class Order:
         self._next = 0
         self.total = self._length()
 
+    @property
+    def plain(self) -> Order:
+        """Batch by batch, as it is."""
+        return self
+
     def begin(self, epoch: int) -> None:
         """A pass over the epoch begins."""
 
@@ -202,6 +207,31 @@ def can_draw_again(sampler: Any) -> bool:
 def size_of(indices: Any) -> int:
     """How many samples a batch of these indices has."""
     return len(indices) if isinstance(indices, Sized) else 1
+
+
+def slice_of(indices: Any, part: int, parts: int) -> tuple[Any, int]:
+    """The `part`-th of so many even slices of a batch, and how many samples it counts for. One that would be empty is a sample of
+    its neighbour's, for each process of an island computes on something; it counts for none.
+
+    >>> slice_of([7, 8, 9], 0, 2), slice_of([7, 8, 9], 1, 2)
+    (([7], 1), ([8, 9], 2))
+    >>> slice_of([7], 0, 2), slice_of([7], 1, 2)
+    (([7], 0), ([7], 1))
+
+    Raises:
+        ConfigurationError: the loader gives single samples.
+    """
+    if not isinstance(indices, Sequence) or isinstance(indices, str):
+        raise ConfigurationError(
+            f"each of the {parts} processes of a worker takes a slice of every batch, and this loader gives single samples: "
+            "give prepare a DataLoader with a batch_size"
+        )
+    count = len(indices)
+    start, end = count * part // parts, count * (part + 1) // parts
+    if start == end:
+        at = min(start, count - 1)
+        return indices[at : at + 1], 0
+    return indices[start:end], end - start
 
 
 def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:

@@ -15,10 +15,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
+from plesio.worker.data.grouped import Group, GroupedOrder
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order
+from plesio.worker.data.order import Order, slice_of
 from plesio.worker.data.source import StandIn, as_loader, settings_of
-from plesio.worker.data.use import DataUse
+from plesio.worker.data.use import END, DataUse
 
 
 @dataclass(eq=False, repr=False)
@@ -30,7 +31,8 @@ class SharedLoader(StandIn):
 
     A lone worker's is the loader itself.
 
-    `begun` is `trained_since` of this worker; `judges`: whether the model is in eval mode; `used` is told of what was trained on.
+    `begun` is `trained_since` of this worker; `judges`: whether the model is in eval mode; `used` is told of what was trained on;
+    `slices`: as `WorkerState.parts`, of batches that are trained on; `together`: as `WorkerState.together`.
     """
 
     _given: Any
@@ -40,35 +42,40 @@ class SharedLoader(StandIn):
     _begun: Callable[..., Callable[[], bool]]
     _judges: Callable[[], bool]
     _used: DataUse
+    _slices: Callable[[], tuple[int, int]] = lambda: (0, 1)
+    _together: int = 1
 
     def __post_init__(self, seed: int) -> None:
         self._source = as_loader(self._given)
         self._order = Order(self._source, seed)
+        self._shares: Order | GroupedOrder = (
+            GroupedOrder(self._order, self._together) if self._together > 1 else self._order
+        )
         self._maker = BatchMaker(self._source)
         self._passes = 0
-        self._whole = self._workers == 1  # whether the last pass was over all
+        self._whole = self._workers == self._together == 1  # whether the last pass was over all
 
     def __len__(self) -> int:
         """How many batches a pass has, as the last one was; an equal share, where that was a part."""
         whole = self._whole or self._sees_all()
-        return self._order.total if whole else ceil(self._order.total / self._workers)
+        return self._order.total if whole else ceil(self._shares.total / self._workers)
 
     def _sees_all(self) -> bool:
         return not torch.is_grad_enabled() or self._judges()
 
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
-        if self._workers == 1:
+        if self._workers == 1 and self._slices()[1] == 1:
             return whole_pass(self._given, self._source)
         epoch, self._passes = self._passes, self._passes + 1
         numbers = range(self._order.total)
         if self._sees_all():
             return self._untrained(epoch, numbers)
-        return self._part(epoch, numbers[self._rank :: self._workers])
+        return self._part(epoch, range(self._shares.total)[self._rank :: self._workers])
 
     def _part(self, epoch: int, own: range) -> Iterator[Any]:
         self._whole, trained, read = False, self._begun(), 0
-        for batch in self._made(epoch, own):
+        for batch in self._made(epoch, own, *self._slices()):
             read += (size := _size(batch))
             self._used.samples += size
             yield batch
@@ -91,22 +98,27 @@ class SharedLoader(StandIn):
                     "worker is given its part; or have at least a batch for each worker"
                 )
 
-    def _made(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
-        batches = self._order.batches(epoch)
-        return self._maker.over(batches[number] for number in numbers)
+    def _made(self, epoch: int, numbers: Iterable[int], part: int = 0, parts: int = 1) -> Iterator[Any]:
+        if parts == 1:
+            batches = self._order.batches(epoch)
+            return self._maker.over(batches[number] for number in numbers)
+        shares = self._shares.batches(epoch)
+        return self._maker.over(_slice(shares[number], part, parts) for number in numbers)
 
 
 @dataclass(eq=False, repr=False)
 class StreamLoader(StandIn):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's. The
     part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
-    samples of it were used before the run was resumed: they are read, and left out."""
+    samples of it were used before the run was resumed: they are read, and left out. Where workers all-reduce, a pass that trains
+    ends when one of them has no more: `all_have` asks them."""
 
     _source: DataLoader[Any]
     rank: InitVar[int]
     _workers: int
     _used: DataUse
     _skipped: int
+    _all_have: Callable[[bool], bool] = bool
 
     def __post_init__(self, rank: int) -> None:
         source, workers = self._source, self._workers
@@ -127,7 +139,11 @@ class StreamLoader(StandIn):
         return self._given_out(iter(self._loader))
 
     def _given_out(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        while True:
+            batch = next(batches, END)
+            more = batch is not END
+            if not (self._all_have(more) if torch.is_grad_enabled() else more):
+                return
             size = 1 if self._source.batch_size is None else _size(batch) or self._source.batch_size
             if self._skipped:
                 self._skipped = max(0, self._skipped - size)
@@ -152,6 +168,10 @@ def _part(dataset: Any, rank: int, workers: int) -> Any:
     if callable(getattr(dataset, "shard", None)) and (shards is None or shards >= workers):
         return dataset.shard(workers, rank)
     return _EveryNth(dataset, rank, workers) if workers > 1 else dataset
+
+
+def _slice(batches: Any, part: int, parts: int) -> Any:
+    return (batches.part(part, parts) if isinstance(batches, Group) else slice_of(batches, part, parts))[0]
 
 
 def _size(batch: Any) -> int:

@@ -24,9 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from plesio.errors import StopRun
 from plesio.protocol.worker import Beginning, Farewell, GoOn
 from plesio.transport.held import EVERYBODY
-from plesio.worker.exchanges.all_reduce.settings import SharedSettings
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.exchanges.settings import SharedSettings
 from plesio.worker.replicas.backward import listen
 from plesio.worker.replicas.mean import MeanReplica
 

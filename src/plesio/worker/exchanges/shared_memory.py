@@ -1,4 +1,4 @@
-"""Hogwild!: the optimizers of all workers step in place, on parameters in shared memory."""
+"""Hogwild!: the optimizers of all workers step in place, on parameters in shared memory. Now and then the server is told."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import time
 from dataclasses import dataclass
 
 from plesio.errors import StopRun
-from plesio.protocol.worker import Farewell
+from plesio.protocol.worker import Beginning, Farewell, WorkDone
 from plesio.tensors.optimizer_spec import check_has_rate
 from plesio.tensors.rate_scale import scale_for
 from plesio.tensors.several import parts_of
-from plesio.worker.exchanges.among_peers import PeerExchange
+from plesio.transport.board import Board
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.warn import warn_not_finite
+
+REPORT_S = 0.05  # how often a worker reports its work
 
 
 @dataclass(eq=False)
-class SharedMemoryExchange(PeerExchange):
+class SharedMemoryExchange(Exchange):
     """One worker's part: its optimizer steps on everybody's parameters, at `share` of its learning rate."""
 
+    board: Board
     share: float
     shares_parameters = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for one in parts_of(self.optimizer):
             check_has_rate(one)
         self._scales = [
@@ -29,9 +33,14 @@ class SharedMemoryExchange(PeerExchange):
         ]
         self._read_at = 0
         self._folds = 0
+        self._batches = self._samples = 0  # that its steps used
+        self._done = WorkDone()
+        self._reported_s = 0.0
 
     def begin(self) -> None:
-        super().begin()
+        self.doorbell.answer(Beginning, self.timeout_s, 0, 0)
+        self.replica.adopt(self.doorbell.shown(self.replica.ring))
+        self._reported_s = time.monotonic()
         self._read_at = self.board.folds
         self.pacer.begin()
 
@@ -64,6 +73,33 @@ class SharedMemoryExchange(PeerExchange):
         self._read_at = self.board.folds
         self._done.folded(staleness)
         self.state.staleness, self.state.version = staleness, self._read_at
+
+    def _count(self, batches: int, samples: int, missing: int) -> None:
+        done = self._done
+        self.state.steps += 1
+        done.steps += 1
+        done.batches += batches
+        done.samples += samples
+        done.missing += missing
+        self._batches += batches
+        self._samples += samples
+
+    def _report_step(self, finite: bool) -> None:
+        """Tell the server, if it is time or the step was not finite."""
+        if not finite:
+            self.state.discarded += 1
+            warn_not_finite(self.state.worker)
+        if not finite or self.state.stopped or time.monotonic() - self._reported_s > REPORT_S:
+            self.report(finite)
+
+    def report(self, finite: bool = True) -> None:
+        if not self._done.steps:
+            return
+        done, self._done = self._done, WorkDone()
+        done.finite = finite
+        now_s = time.monotonic()
+        done.lasted_s, self._reported_s = now_s - self._reported_s, now_s
+        self.doorbell.send(done)
 
     def end(self) -> None:
         self.report()

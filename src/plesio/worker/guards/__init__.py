@@ -12,7 +12,7 @@
 | each step       | a frozen parameter was unfrozen                                  | refused | `guards`      |
 | each step       | a tensor was given other memory, shape or dtype                  | refused | `inventory`   |
 | each step       | a parameter was frozen, and the server goes on moving it         | warned  | `replica`     |
-| each reduction  | replicas differ                                                  | refused | `divergence`  |
+| each exchange   | replicas that all-reduce differ                                  | refused | `divergence`  |
 | each reduction  | gradients were not reduced                                       | mended  | `all_reduce`  |
 | end             | what was written into the model is in no result                  | warned  | `writes`      |
 """

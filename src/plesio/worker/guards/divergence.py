@@ -1,57 +1,74 @@
-"""All-reduce guard: the replicas are still the same, bit for bit.
+"""All-reduce guard: the replicas are still the same, bit for bit, and so are the settings of their optimizers.
 
-Each reduction carries a checksum of one part of the replica, another part at each step. So a large model is read once in
-`PARTS` steps, and a difference is found within as many.
+Each time that the workers show where they are, they compare a checksum of one part of the replica, another part each time. So a
+large model is read once in as many times as it has parts, and a small one every time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NoReturn
+from zlib import crc32
 
-from xxhash import xxh3_64_intdigest
+import msgspec
+import torch
+from torch.optim import Optimizer
 
-from plesio.errors import ModelMismatchError
-from plesio.tensors.arena import Arena, Kind
+from plesio.errors import ConfigurationError, ModelMismatchError
+from plesio.tensors.arena import Kind, Layout
+from plesio.tensors.optimizer_spec import hyper_parameters
 from plesio.worker.warn import listed
 
-PARTS = 16  # steps in which a large model is compared whole
-PART_BYTES = 1 << 17  # the least that one step compares: a small model whole
-CHECKSUM_BITS = 24
+PART_BYTES = 1 << 25  # about what is compared at a time
+MODULUS = 1 << 20  # so that the squares of many add up exactly
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class DivergenceCheck:
-    """One worker's checksums of its parameters. Buffers are left out: forward passes write into them."""
+    """One worker's checksums. Buffers are left out: forward passes write into them."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        ((_, self._end),) = arena.layout.stretches((Kind.TRAINED, Kind.FROZEN))
-        self._part = max(PART_BYTES, -(-self._end // PARTS))
-
-    def _start(self, round: int) -> int:
-        return round % -(-self._end // self._part) * self._part
-
-    def checksum(self, round: int) -> int:
-        """The checksum of the part that is compared in round `round`."""
-        start = self._start(round)
-        part = self._arena.memory[start : min(start + self._part, self._end)]
-        return xxh3_64_intdigest(part.cpu().numpy().data) >> (64 - CHECKSUM_BITS)
-
-    def names(self, round: int) -> str:
-        start, layout = self._start(round), self._arena.layout
-        named = [
-            spec.name
-            for spec, begin in zip(layout.specs, layout.starts, strict=True)
-            if spec.kind is not Kind.BUFFER
-            and begin < start + self._part
-            and begin + spec.numel * spec.torch_dtype.itemsize > start
+    def __init__(self, layout: Layout, tensors: Sequence[torch.Tensor], optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        compared = [
+            (spec.name, one) for spec, one in zip(layout.specs, tensors, strict=True) if spec.kind is not Kind.BUFFER
         ]
-        return listed(named)
+        ends = accumulate(one.numel() * one.element_size() for _, one in compared)
+        self._parts: dict[int, list[tuple[str, torch.Tensor]]] = {}
+        for end, one in zip(ends, compared, strict=True):
+            self._parts.setdefault((end - 1) // PART_BYTES, []).append(one)
 
-    def refuse(self, round: int) -> NoReturn:
+    def _part(self, number: int) -> list[tuple[str, torch.Tensor]]:
+        parts = list(self._parts.values())
+        return parts[number % len(parts)]
+
+    def parameters(self, number: int) -> int:
+        """The checksum of what is compared the `number`-th time."""
+        sums = [_bits(one).sum(dtype=torch.int64) for _, one in self._part(number)]
+        weights = range(1, 1 + len(sums))
+        total: int = sum(weight * one for weight, one in zip(weights, torch.stack(sums).tolist(), strict=True))
+        return total % MODULUS
+
+    def settings(self) -> int:
+        return crc32(msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)) % MODULUS
+
+    def refuse_parameters(self, number: int, steps: int) -> NoReturn:
+        names = listed([name for name, _ in self._part(number)])
         raise ModelMismatchError(
-            f"the workers' replicas are no longer the same: after {round} steps they differ in {self.names(round)}. Under "
-            "all-reduce every worker must do the same to its parameters: what is written into them, how gradients are changed "
-            "between backward() and step(), and what the optimizer's state was when it was prepared must not depend on the "
-            "worker (as it does with load_state_dict on one worker only, with nn.Embedding(max_norm=...), with gradients "
-            "computed by torch.autograd.grad, and with random numbers in the optimizer)"
+            f"the workers' replicas are no longer the same: after {steps} steps they differ in {names}. Under all-reduce every "
+            "worker must do the same to its parameters: what is written into them, how gradients are changed between backward() "
+            "and step(), and what the optimizer's state was when it was prepared must not depend on the worker (as it does with "
+            "load_state_dict on one worker only, with nn.Embedding(max_norm=...), and with random numbers in the optimizer)"
         )
+
+    def refuse_settings(self) -> NoReturn:
+        raise ConfigurationError(
+            "the optimizers of the workers have other hyper-parameters, and under all-reduce all step alike: a learning rate "
+            "must not depend on the worker, nor a schedule on what one worker saw (its own loss)"
+        )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of the numbers, as whole ones."""
+    flat = tensor.detach().contiguous().flatten()
+    return flat.view(WORDS[min(8, flat.element_size())])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from plesio.errors import ConfigurationError
+from plesio.tensors.local import local_of
 
 ADDRESSED = ("cpu", "cuda")  # the devices whose tensors have addresses
 
@@ -29,10 +30,9 @@ class _Place(NamedTuple):
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigurationError` if two of a model's tensors overlap and one of them is trained. Only certain overlaps count:
     one begins where another does, or within one without gaps. Columns of one matrix interleave and share nothing."""
+    local = list(map(local_of, tensors))
     before = widest = _Place(-1, -1, -1, False)  # `widest`: of those without gaps the one that reaches furthest
-    for place in sorted(
-        _place(i, one) for i, one in enumerate(tensors) if one.numel() and one.device.type in ADDRESSED
-    ):
+    for place in sorted(_place(i, one) for i, one in enumerate(local) if one.numel() and one.device.type in ADDRESSED):
         for other in (before, widest):
             if place.start == other.start or (other.gapless and place.start < other.end):
                 first, second = sorted((place.number, other.number))

@@ -11,14 +11,23 @@ At the end worker 0 warns of what came after the last exchange: the run's weight
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.arena import Kind, Layout
+from plesio.tensors.local import local_of
 from plesio.tensors.model import self_limiting
 from plesio.worker.warn import listed, warn, warn_at_end
+
+
+class Version(Protocol):
+    """What was adopted, as an `Arena`."""
+
+    @property
+    def views(self) -> Sequence[torch.Tensor]: ...
 
 
 class Writes:
@@ -37,10 +46,10 @@ class Writes:
             for module, name, index in buffers_of(model, tensors)
             if name not in module._non_persistent_buffers_set
         ]
-        self._version: Arena
+        self._version: Version
         self._counters: list[int] = []
 
-    def adopted(self, version: Arena) -> None:
+    def adopted(self, version: Version) -> None:
         self._version = version
         self._counters = [tensor._version for tensor in self._watched]
 
@@ -69,13 +78,13 @@ class Writes:
         return [
             self._specs[index].name
             for index in touched
-            if not self._comparable or _differ(self._tensors[index].detach(), self._version.views[index])
+            if not self._comparable or _differ(local_of(self._tensors[index]), self._version.views[index])
         ]
 
     def saved_buffers(self) -> dict[int, torch.Tensor]:
         """The buffers of the state_dict as they are now, by index; a forward pass may have assigned new tensors."""
         now = {index: home.get(name) for home, name, index in self._saved}
-        return {index: buffer.detach() for index, buffer in now.items() if buffer is not None}
+        return {index: local_of(buffer) for index, buffer in now.items() if buffer is not None}
 
     def warn_of_late(
         self, names: list[str], buffers: dict[int, torch.Tensor], exchanged: Sequence[torch.Tensor]
@@ -95,7 +104,7 @@ class Writes:
         if not stopped:
             self.warn_of_late(self.written(), self.saved_buffers(), views)
         every = zip(self._specs, self._tensors, views, strict=True)
-        frozen = [(spec.name, mine.detach(), theirs) for spec, mine, theirs in every if spec.kind is Kind.FROZEN]
+        frozen = [(spec.name, local_of(mine), theirs) for spec, mine, theirs in every if spec.kind is Kind.FROZEN]
         if names := [name for name, mine, theirs in frozen if _differ(mine, theirs)]:
             warn_at_end(
                 f"worker 0 wrote into parameters that need no gradient: {listed(names)}. Nobody exchanges these: the run's "

@@ -47,6 +47,10 @@ class Copies:
     def keep(self, source: torch.Tensor) -> None:
         """Its memory is not to be given to others before it is copied, even if the loop lets go of it."""
 
+    def bringing(self) -> AbstractContextManager[object]:
+        """Inside, what is copied without blocking comes from the host; the device computes with it afterwards."""
+        return nullcontext()
+
     def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
         """Copy from the host to the device."""
         to.copy_from(version, *kinds, part=part)
@@ -103,11 +107,16 @@ class StreamedCopies(Copies):
         if source.is_cuda:
             source.record_stream(self._stream)
 
-    def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
+    @contextmanager
+    def bringing(self) -> Any:
         with self.behind():
+            yield
+        self._streams.current_stream(self._device).wait_stream(self._stream)
+
+    def bring(self, to: Arena, version: Arena, *kinds: Kind, part: int = ALL_PARTS) -> None:
+        with self.bringing():
             for start, end in to.layout.stretches(kinds, part):
                 self._copy(to.memory[start:end], version.memory[start:end])
-        self._streams.current_stream(self._device).wait_stream(self._stream)
 
     def wait(self, *questions: torch.Tensor) -> list[bool]:
         answers = self._answers[: len(questions)]

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from plesio.errors import CheckpointError
+from plesio.tensors.local import is_split, local_of, split_like
 from plesio.tensors.several import parts_of
 from plesio.transport.held import Held
 from plesio.worker.replicas.replica import Replica
@@ -105,7 +106,7 @@ class OwnState:
         """By the number of the tensor in the model."""
         places: dict[int, Any] = {id(one): place for place, one in enumerate(self._replica.tensors)}
         own = self._optimizer.state if self._steps else {}
-        return {places.get(id(key), key): state for key, state in own.items()}
+        return {places.get(id(key), key): _of_this_process(state) for key, state in own.items()}
 
 
 def _loaded(data: bytes) -> Any:
@@ -123,13 +124,22 @@ def _unchecked() -> Iterator[None]:
         set_crc32_options(before)
 
 
-def _beside(parameter: torch.Tensor, state: Any) -> Any:
-    """The state with what is shaped like its parameter on that one's device; the rest (counts of steps) was on the CPU."""
+def _of_this_process(state: Any) -> Any:
+    """The state without what other processes hold of its tensors."""
     if not isinstance(state, dict):
         return state
-    like = {
-        key: one
-        for key, one in state.items()
-        if isinstance(one, torch.Tensor) and one.shape == parameter.shape and one.dim()
+    return {
+        key: local_of(one) if isinstance(one, torch.Tensor) and is_split(one) else one for key, one in state.items()
     }
-    return {**state, **{key: one.to(parameter.device) for key, one in like.items()}}
+
+
+def _beside(parameter: torch.Tensor, state: Any) -> Any:
+    """The state with what is shaped like its parameter on that one's device, and split as that is; the rest (counts of steps) was
+    on the CPU."""
+    if not isinstance(state, dict):
+        return state
+    shape = local_of(parameter).shape
+    like = {
+        key: one for key, one in state.items() if isinstance(one, torch.Tensor) and one.shape == shape and one.dim()
+    }
+    return {**state, **{key: split_like(parameter, one.to(parameter.device)) for key, one in like.items()}}

@@ -63,10 +63,10 @@ class Replica:
         device = tensors[0].device
         here = device == CPU
         self._copies = copies_for(device, [slot.memory, *(one.read.memory for one in ring.buffers)])
-        if here:
-            self.arena = Arena.private(layout) if self.copies else ring.first.read
+        if not self.copies:
+            self.arena = ring.first.read
         else:
-            self.arena = arena_of(layout, self.tensors)
+            self.arena = Arena.private(layout) if here else arena_of(layout, self.tensors)
         self._bring = self.arena.copy_from if here else partial(self._copies.bring, self.arena)
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
@@ -133,7 +133,9 @@ class Replica:
         self.note_gradients()
         gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
-        numbers = [one._values() if one.is_sparse else one for one in gradients if one is not None]
+        return self._test([one._values() if one.is_sparse else one for one in gradients if one is not None], later)
+
+    def _test(self, numbers: list[torch.Tensor], later: bool) -> bool:
         if not later or not numbers or numbers[0].is_cpu:
             return are_finite(numbers)
         flag = finite_flag(numbers)

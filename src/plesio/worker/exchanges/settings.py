@@ -1,4 +1,4 @@
-"""The optimizer's hyper-parameters under all-reduce: all workers use the same ones in each step."""
+"""The optimizer's hyper-parameters where the server averages for `allreduce`: all workers use the same ones in each step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import msgspec
 from torch.optim import Optimizer
 
 from plesio.tensors.optimizer_spec import hyper_parameters
-from plesio.transport.collective import Group
 from plesio.worker.warn import warn
 
 
 class SharedSettings:
-    """One worker's view of them. It sends its own as it checks in; where workers differ, the lowest worker's hold."""
+    """One worker's view of them. It sends its own with its gradient; where workers differ, the lowest worker's hold."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -29,15 +28,6 @@ class SharedSettings:
 
     def _mine(self) -> bytes:
         return msgspec.msgpack.encode(hyper_parameters(self._optimizer), enc_hook=repr)
-
-    def agree(self, group: Group, differ: bool) -> None:
-        """All have checked in. If their settings `differ`, all use the lowest worker's in this step."""
-        self._agreed = None
-        if differ:
-            try:
-                self._agreed = msgspec.msgpack.decode(group.share(self._told, 0))
-            except RuntimeError as error:
-                group.fail(error)
 
     @property
     def differ(self) -> bool:

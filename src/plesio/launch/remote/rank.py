@@ -1,0 +1,141 @@
+"""The context of a rank of an island on another host than the server: it carries its own part of the model, and nothing else.
+
+    captain                      mate                              the head
+                                 Put: its part  ------------------> the worker's slot, by the mate's deputy
+    IslandGroup.total ---------- when all mates' parts lie there
+    Contribution, its part  --------------------------------------> the worker's slot, and the server folds it
+    <------------------------------------------ GoOn, buffer, its part
+    IslandGroup.told ---------> GoOn, buffer
+                                 Get: buffer ---------------------> the version, by the mate's deputy
+                                 <-------------------------------- its part
+    IslandGroup.spread --------- what several ranks hold, and each took a piece of
+
+The server keeps that version until the captain's next contribution, which comes after all have their parts. A rank has one arena,
+of which only the pages of its part are memory. Contributions are made where the version came: it is read before, and comes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from msgspec.structs import replace
+
+from plesio.launch.participation import Place
+from plesio.launch.remote.bell import RemoteBell
+from plesio.launch.remote.link import Link
+from plesio.launch.remote.worker import RemoteContext
+from plesio.protocol import worker as messages
+from plesio.protocol.remote import Get, Holds, Put
+from plesio.protocol.worker import A, Beginning, Contribution, FromWorker
+from plesio.tensors.arena import Arena, Kind, Layout
+from plesio.tensors.carrying import Carried
+from plesio.tensors.rows import MOVING
+from plesio.transport.doorbell import nothing
+from plesio.transport.island_group import IslandGroup
+from plesio.transport.ring import Ring, Shown
+from plesio.transport.wire import Kind as FrameKind
+from plesio.worker.context import Taking
+from plesio.worker.exchanges.island_bell import IslandBell
+from plesio.worker.island import Island
+from plesio.worker.replicas.regions import Held
+
+
+class RankBell(IslandBell):
+    """`own` is this rank's line to its deputy."""
+
+    def __init__(self, group: IslandGroup, own: RemoteBell, copies: Callable[[], int], timeout_s: float) -> None:
+        super().__init__(group, own if group.is_captain else None, copies)
+        self._own = own
+        self._timeout_s = timeout_s
+        self._shared: list[tuple[Kind, Held, Arena, int]] = []
+
+    def lay_out(self, version: Arena, shares: Sequence[Held]) -> None:
+        """Versions come there, of which this rank holds its share of each tensor."""
+        specs = enumerate(version.layout.specs)
+        self._shared = [(one.kind, shares[at], version, at) for at, one in specs if shares[at].pieces]
+
+    def send(self, message: FromWorker) -> None:
+        if isinstance(message, Contribution) and self._line is None:
+            part = self._own.payload(message)
+            self._own.fetch(FrameKind.TENSORS, Put(), self._timeout_s, "put its part of a contribution", payload=part)
+        super().send(message)
+
+    def answer(
+        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
+    ) -> A:
+        answer = super().answer(kind, timeout_s, number, version, meanwhile)
+        everything = isinstance(answer, Beginning)
+        if self._line is None:
+            into = self._own.everything if everything else self._own.moving
+            get = Get(self._place, everything)
+            self._own.fetch(FrameKind.PULL, get, self._timeout_s, "took its part of a version", into)
+        self._spread(everything)
+        return answer
+
+    def _spread(self, everything: bool) -> None:
+        """What several ranks hold, all of those have."""
+        pieces: list[list[tuple[torch.Tensor, bool]]] = [[] for _ in range(self._group.ranks)]
+        for kind, share, version, at in self._shared:
+            if not everything and kind not in MOVING:
+                continue
+            for rank, piece in enumerate(share.pieces):
+                if piece.numel:
+                    pieces[rank].append((piece.of(version.views[at]), piece.meets(share.holds)))
+        self._group.spread(pieces)
+
+    def shown(self, ring: Ring[Arena]) -> Shown[Arena]:
+        return ring.first
+
+
+class RankContext(RemoteContext):
+    """A rank of an island, the captain or a mate."""
+
+    away = False  # it does not go on while an answer travels
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link)
+        self._shows = self._shows and link.is_captain
+
+    def gather(self, group: IslandGroup, local_rank: int) -> None:
+        """The ranks agree by `group`."""
+        self.island = island = Island(self.state, group.rank, group.ranks, local_rank, group)
+        self._number_ranks()
+        copies = lambda: group.ranks // island.parts[1]  # noqa: E731
+        self._bell = self._ranks = RankBell(group, self._line, copies, self._timeout_s)
+
+    def logged(self, steps: int, metrics: dict[str, float]) -> None:
+        if self.island.rank == 0:
+            super().logged(steps, metrics)
+
+    def stop(self, why: str) -> None:
+        if self.island.rank == 0 or self._strategy.every.among_ranks:
+            super().stop(why)
+
+    def _memory(self, layout: Layout) -> tuple[Arena, Arena]:
+        one = Arena.private(layout)
+        return one, one
+
+    def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
+        part = tuple(one.sends for one in self._shares)
+        place = super()._seated(given, replace(hello, part=part), carried)
+        self._ranks.lay_out(place.slot, self._shares)
+        return place
+
+    def _ready(self, place: Place) -> None:
+        """Each rank hands over its part of what training begins with; then the captain says so."""
+        captain, group = self.island.rank == 0, self.island.group
+        assert group is not None, "they are together"
+        if captain:
+            self._line.say(FrameKind.CHANNEL, self._hello)
+        welcome = self._ask(messages.Welcome, "every worker to prepare its model")
+        brought = place.initial if welcome.first else ()
+        if not captain:
+            self._line.say(FrameKind.CHANNEL, Holds(self._hello.part))
+            for copy, arena in enumerate(brought):
+                put = Put(slot=False, copy=copy)
+                part = self._line.whole([arena])
+                self._line.fetch(FrameKind.TENSORS, put, self._timeout_s, "put what training begins with", payload=part)
+        group.total([])
+        if captain:
+            self._line.say(FrameKind.CHANNEL, messages.Ready(), self._line.whole(brought))

@@ -1,0 +1,91 @@
+"""Workers that are several processes: the same numbers as workers that are one, and one death."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.strategy import Strategy
+from support import islands
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
+LOCKED = {"local_sgd": ps.local_sgd(4), "diloco": ps.diloco(4), "sync_sgd": ps.sync_sgd()}
+ALONE = {"async_local_sgd": ps.async_local_sgd(4), "async_sgd": ps.async_sgd()}
+IN_SHORT = {("diloco", "fsdp", 2), ("local_sgd", "ddp", 2), ("sync_sgd", "tp", 2)}
+FORMS = [
+    pytest.param(name, inside, ranks, marks=() if (name, inside, ranks) in IN_SHORT else pytest.mark.slow)
+    for name in LOCKED
+    for inside, ranks in (("fsdp", 2), ("fsdp", 3), ("ddp", 2), ("tp", 2))
+]
+
+
+def run_of(strategy: Strategy, workers: int, ranks: int, inside: str, **given: object) -> ps.Run:
+    return ps.run(
+        partial(islands.train, inside=inside, **given), strategy, workers=workers, ranks=ranks, seed=3, timeout_s=60.0
+    )
+
+
+def plain(strategy: Strategy, workers: int, **given: object) -> ps.Run:
+    train = partial(islands.train, **given)
+    return ps.run(train, strategy, workers=workers, seed=3, engine=ps.Simulated("uniform"))
+
+
+def assert_same(run: ps.Run, other: ps.Run) -> None:
+    assert (run.version, run.steps, run.samples) == (other.version, other.steps, other.samples)
+    assert run.state_dict.keys() == other.state_dict.keys()
+    for name, theirs in other.state_dict.items():
+        torch.testing.assert_close(run.state_dict[name], theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "inside", "ranks"), FORMS)
+def test_islands_train_as_workers_of_one_process(name: str, inside: str, ranks: int) -> None:
+    assert_same(run_of(LOCKED[name], 2, ranks, inside), plain(LOCKED[name], 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"), [("async_local_sgd", "fsdp"), pytest.param("async_sgd", "ddp", marks=pytest.mark.slow)]
+)
+def test_an_island_that_is_alone_trains_as_one_process(name: str, inside: str) -> None:
+    given = {"shuffle": False, "clip": 0.5}  # the norm is of the whole gradient
+    assert_same(run_of(ALONE[name], 1, 2, inside, **given), plain(ALONE[name], 1, **given))
+
+
+def test_ranks_that_do_not_average_gradients_are_refused() -> None:
+    with pytest.raises(
+        ps.ConfigurationError, match="its 2 ranks hold the same parameters and each moves them its own way"
+    ):
+        run_of(ps.local_sgd(4), 1, 2, inside="")
+
+
+DEATHS = [
+    pytest.param(at, rank, marks=() if (at, rank) == ("backward", 1) else pytest.mark.slow)
+    for at in ("start", "backward", "agreed", "answered")
+    for rank in (0, 1)
+    if (at, rank) != ("answered", 1)  # only the captain is answered
+]
+
+
+@pytest.mark.parametrize(("at", "rank"), DEATHS)
+def test_the_death_of_a_rank_is_one_death_of_its_worker(at: str, rank: int) -> None:
+    train = partial(islands.dying, at=at, rank=rank)
+    run = ps.run(train, ps.async_local_sgd(2), workers=2, ranks=2, timeout_s=60.0)
+    assert [one.what.split(";")[0] for one in run.summary.incidents] == ["worker 1 died"]
+    assert run.samples == 4 * islands.SAMPLES  # each batch was folded once
+    assert run.summary.workers[1].left == "died"
+
+
+def test_what_a_rank_raises_is_told_and_the_others_go_on_where_that_is_asked() -> None:
+    train = partial(islands.dying, at="backward", rank=1, how="raise")
+    run = ps.run(train, ps.async_local_sgd(2), workers=2, ranks=2, timeout_s=60.0, on_worker_error="continue")
+    what = "worker 1 rank 1 raised KeyError: 'on purpose'; the others go on"
+    assert [one.what for one in run.summary.incidents] == [what]
+    assert run.samples == 4 * islands.SAMPLES
+
+
+@pytest.mark.slow
+def test_what_a_rank_raises_ends_the_run() -> None:
+    with pytest.raises(ps.WorkerError, match="worker 1 rank 1 raised KeyError"):
+        ps.run(partial(islands.dying, at="backward", rank=1, how="raise"), ps.async_local_sgd(2), workers=2, ranks=2)
