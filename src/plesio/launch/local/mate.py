@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.islands import Ties
+from plesio.launch.local.order import parts_fit
 from plesio.launch.local.stand_in import StandIn, decode_knock
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
@@ -86,9 +87,8 @@ class MateDeputy(StandIn):
         return not self._parted
 
     def _holds(self, frame: Frame) -> None:
-        part, specs = decode_holds(frame.body).part, self._layout.specs
-        fit = len(part) == len(specs) and all(one.fits(spec.shape) for one, spec in zip(part, specs, strict=True))
-        if not (self._ring and fit) or self._payloads is not None:
+        part = decode_holds(frame.body).part
+        if not self._ring or self._payloads is not None or not parts_fit(part, self._layout.specs):
             raise ProtocolError("it holds what is no part of its worker's model")
         self._payloads = PartPayloads(self._layout, self._job.config.strategy, part)
 
