@@ -3,7 +3,7 @@
 To the launcher it is that rank. The server does not know it: what the worker says, the captain says. A mate puts its part of the
 tensors into the worker's slot before, and takes its part of a version after. It says no more than which buffer.
 
-    captain's deputy --Hello, Welcome (descriptors)--> this --Welcome--> mate
+    captain's deputy --Hello, Welcome (descriptors), Ready--> this --Welcome--> mate
     mate --Holds, Put (part)--> this: slot      mate --Get--> this: ring --part--> mate
 """
 
@@ -45,7 +45,7 @@ class MateDeputy(StandIn):
         self._worker = worker
         self._tie = Ties(1, line).channels[0]
         self._layout = Layout([])
-        self._first = False
+        self._first = False  # whether what training begins with comes from its worker
         self._ring: list[memoryview] = []  # once its worker was welcomed
         self._slot = memoryview(b"")
         self._payloads: PartPayloads | None = None  # once it said what it holds
@@ -66,6 +66,9 @@ class MateDeputy(StandIn):
             return
         if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)
+            return
+        if isinstance(message, messages.Ready):
+            self._first = False  # what training begins with is the server's
             return
         if isinstance(message, messages.Welcome):
             self._first = message.first
