@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +90,64 @@ def test_what_a_rank_raises_is_told_and_the_others_go_on_where_that_is_asked() -
 def test_what_a_rank_raises_ends_the_run() -> None:
     with pytest.raises(ps.WorkerError, match="worker 1 rank 1 raised KeyError"):
         ps.run(partial(islands.dying, at="backward", rank=1, how="raise"), ps.async_local_sgd(2), workers=2, ranks=2)
+
+
+def judge(model: torch.nn.Module) -> dict[str, float]:
+    inputs, labels = islands.data().tensors
+    return {"accuracy": float((model(inputs).argmax(1) == labels).double().mean())}
+
+
+def test_evaluate_is_given_the_plain_model_that_model_builds() -> None:
+    train = partial(islands.train, inside="fsdp")
+    run = ps.run(train, ps.local_sgd(4), workers=1, ranks=2, evaluate=judge, model=islands.build)
+    plain_model = islands.build()
+    plain_model.load_state_dict(run.state_dict)
+    assert run.history[-1].metrics == judge(plain_model)
+
+
+@pytest.mark.slow
+def test_evaluate_of_a_split_model_is_refused_without_model() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"say what builds the plain one, ps.run\(..., model=build\)"):
+        ps.run(partial(islands.train, inside="fsdp"), ps.local_sgd(4), workers=1, ranks=2, evaluate=judge)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["fsdp", "ddp"])
+def test_a_resumed_run_of_islands_goes_on_with_the_state_of_their_optimizers(inside: str, tmp_path: Path) -> None:
+    given = {"workers": 1, "ranks": 2, "seed": 3}
+    keep = ps.Checkpoint(folder=tmp_path, every_s=3600)
+    ps.run(partial(islands.train, inside=inside, epochs=1, shuffle=False), ps.local_sgd(4), checkpoint=keep, **given)
+    resumed = ps.run(
+        partial(islands.train, inside=inside, epochs=2, shuffle=False), ps.local_sgd(4), resume=tmp_path, **given
+    )
+    once = ps.run(partial(islands.train, inside=inside, epochs=2, shuffle=False), ps.local_sgd(4), **given)
+    assert not [one.what for one in resumed.summary.incidents if "anew" in one.what]
+    for name, theirs in once.state_dict.items():
+        assert torch.equal(resumed.state_dict[name], theirs), name
+
+
+REFUSED = {
+    "hogwild": (ps.hogwild(), "workers fold without a server"),
+    "allreduce": (ps.allreduce(), "workers fold without a server"),
+    "fedavg": (ps.fedavg(), "a client is trained by one process"),
+    "seconds": (ps.local_sgd(every=ps.Seconds(0.3)), "by its own clock"),
+    "first_of": (ps.first_of(1), "its step was called off"),
+    "overlap": (ps.async_local_sgd(4, overlap=True), "goes on while its answer travels"),
+    "elastic_averaging": (ps.elastic_averaging(), "parameters are blended"),
+    "fragments": (ps.diloco(4, fragments=2), "in fragments"),
+    "codec": (ps.diloco(4, codec="int8"), "what is sent is packed"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_strategies_that_islands_do_not_take_are_refused_before_anything_starts(name: str) -> None:
+    strategy, why = REFUSED[name]
+    with pytest.raises(ps.ConfigurationError, match=rf"ranks=2: under .* {why}.*; take sync_sgd"):
+        ps.run(islands.train, strategy, workers=2, ranks=2)
+
+
+def test_too_many_processes_and_simulated_ones_are_refused() -> None:
+    with pytest.raises(ps.ConfigurationError, match="20 workers of ranks=8 are 160 processes: at most 80"):
+        ps.run(islands.train, "sync_sgd", workers=20, ranks=8)
+    with pytest.raises(ps.ConfigurationError, match="ranks=2 is for processes of this host"):
+        ps.run(islands.train, "sync_sgd", workers=2, ranks=2, engine=ps.Simulated("uniform"))

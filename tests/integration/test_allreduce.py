@@ -138,7 +138,7 @@ def test_with_checkpoints_a_death_changes_nothing(tmp_path: Path) -> None:
             partial(dies_once, folder=str(tmp_path), flag=flag),
             TORCHS,
             workers=2,
-            checkpoint=ps.Checkpoint(folder=tmp_path / "kept"),
+            checkpoint=ps.Checkpoint(folder=tmp_path / ("whole" if flag is None else "hurt")),
         )
         for flag in (None, tmp_path / "died")
     )

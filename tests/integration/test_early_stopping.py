@@ -58,19 +58,18 @@ def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strate
     )
     assert run.ended == WORDS
     assert f"{strategy.name}: {WORDS} · {run.times} · version" in " ".join(str(run).split())
-    assert [one.left for one in run.workers] == ["finished"] * 3
+    assert {one.left for one in run.workers} == {"finished"}
     assert run.incidents == ()
     assert {path.read_text() for path in notes.iterdir()} == {"True"}
     assert len(list(notes.iterdir())) == 3
-    assert run.workers[1].steps >= 6
+    assert run.workers[-1].steps >= 6
     assert run.state_dict
     assert json.loads((run.folder / "summary.json").read_text())["ended"] == WORDS
     assert f"ended: {WORDS}." in (run.folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["async_sgd", ps.allreduce("torch")], ids=str)
-def test_a_worker_may_return_right_after_stop(name: Any) -> None:
-    run = ps.run(partial(patient, leaves=True), name, workers=2, pace=0.002, timeout_s=30)
+def test_a_worker_may_return_right_after_stop() -> None:
+    run = ps.run(partial(patient, leaves=True), "async_sgd", workers=2, pace=0.002, timeout_s=30)
     assert run.ended == WORDS
     assert [one.left for one in run.workers] == ["finished"] * 2
 

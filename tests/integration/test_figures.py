@@ -160,7 +160,7 @@ def test_no_advice_when_each_worker_has_its_own_steps() -> None:
 # Bytes
 
 
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.allreduce("torch"), ps.hogwild()], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.hogwild()], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     "engine", ["local", ps.Simulated(Cluster((Group(2, Constant(0.1)),)))], ids=["real", "simulated"]
 )

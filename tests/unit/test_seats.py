@@ -106,3 +106,20 @@ def test_another_setting_of_the_same_strategy_is_named() -> None:
     told = {"name": "async_sgd", **mine, "adopt": {"is": "Replace"}}
     differing = {name: both for name, both in _answers(told, config.strategy).items() if both[0] != both[1]}
     assert differing == {"strategy's adopt": ({"is": "Replace"}, mine["adopt"])}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told", "why"),
+    [
+        (4, {"ranks": 2}, "is a worker of 2 processes; each of the run is to have ranks=4"),
+        (1, {"ranks": 1000}, "is a worker of 1000 processes; each of the run may have up to 240"),
+        (1, {"ranks": 2, "place": 1, "captain": bytes(16)}, "its rank 0 is not here any more"),
+    ],
+)
+def test_ranks_that_the_run_does_not_have_are_refused(ranks: int, told: dict[str, Any], why: str) -> None:
+    answers: list[Any] = []
+    config, lines = RunConfig(strategy="local_sgd", workers=2, ranks=ranks), SimpleNamespace(send=answers.append)
+    nobody: Any = SimpleNamespace()
+    seats = Seats(Job(config=config, train=None, evaluate=None), nobody, lambda process: None)
+    seats.knocked(SimpleNamespace(channel=lines), remote.Knock("node7:42", __version__, **told))  # type: ignore[arg-type]
+    assert why in answers[0].why

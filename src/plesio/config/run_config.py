@@ -237,6 +237,11 @@ class RunConfig:
 
     def as_island(self) -> RunConfig:
         """The same run with its workers as the ranks of one island, in which they all-reduce by torch."""
+        if self.place.elsewhere:
+            raise ConfigurationError(
+                f"{self.strategy.name} on Ray: its workers are one group of torch.distributed; take sync_sgd, which computes the "
+                "same, or Ray Train's own prepare_model"
+            )
         if self.seats > self.workers or self.servers > 1:
             what = f"workers_max={self.workers_max}" if self.seats > self.workers else f"servers={self.servers}"
             raise ConfigurationError(

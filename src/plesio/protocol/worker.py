@@ -220,11 +220,10 @@ class Contribution(Message):
 
 class DroppedStep(Message):
     """A step was dropped, and `batches` leased batches with it: it had been called off (`look`: see
-    `plesio.core.events.Abandoned`), or for a `reason`. `worked_s`: seconds from the answer before it until then."""
+    `plesio.core.events.Abandoned`). `worked_s`: seconds from the answer before it until then."""
 
     batches: Count
     look: Count = 0
-    reason: str = ""
     worked_s: Seconds = 0.0
 
 

@@ -365,8 +365,6 @@ class Program:
             self.trouble(worker, str(error), str(error), type(error).__name__)
 
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
-        if step.reason:
-            self.meter.dropped(worker, cut(step.reason))
         self.meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
 

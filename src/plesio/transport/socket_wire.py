@@ -90,10 +90,6 @@ class SocketWire(Wire):
         return self._socket.fileno()
 
     @property
-    def hosts(self) -> tuple[str, str]:
-        return self._socket.getsockname()[0], self._socket.getpeername()[0]
-
-    @property
     def has_input(self) -> bool:
         """Whether bytes have come that `poll` does not see: read ahead, or in TLS's own buffer."""
         return self._begin < self._end or bool(self._early) or (self._tls is not None and self._tls.pending() > 0)

@@ -88,10 +88,6 @@ class Wire(Protocol):
         """The descriptor, for polling; -1 once closed."""
 
     @property
-    def hosts(self) -> tuple[str, str]:
-        """The addresses of this side and of the other."""
-
-    @property
     def has_input(self) -> bool:
         """Whether bytes have come that `poll` does not see."""
 

@@ -140,6 +140,8 @@ class Deputy(StandIn):
             self._payloads = payloads_of(message, self._job.config.strategy)
             self._ties.hand(message)
             message = msgspec.structs.replace(message, part=())
+        if isinstance(message, messages.Ready):
+            self._ties.hand(message)
         if isinstance(message, messages.RowsRequest) and not message.wanted:
             self._send_rows(ahead=True)
         else:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from plesio.errors import DeadlineError
-from plesio.protocol.worker import Hello, ToWorker
+from plesio.protocol.worker import Hello, Ready, ToWorker
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
 from plesio.transport.island_group import IslandGroup
@@ -47,7 +47,9 @@ class Ties:
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
         whose = "a rank of this worker" if rank == 0 else "rank 0 of this worker"
-        self.channels: list[Channel[Any]] = [Channel.attach(one, ToWorker | Meet | Hello, whose) for one in descriptors]
+        self.channels: list[Channel[Any]] = [
+            Channel.attach(one, ToWorker | Meet | Hello | Ready, whose) for one in descriptors
+        ]
 
     @property
     def ranks(self) -> int:

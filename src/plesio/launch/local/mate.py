@@ -3,7 +3,7 @@
 To the launcher it is that rank. The server does not know it: what the worker says, the captain says. A mate puts its part of the
 tensors into the worker's slot before, and takes its part of a version after. It says no more than which buffer.
 
-    captain's deputy --Hello, Welcome (descriptors)--> this --Welcome--> mate
+    captain's deputy --Hello, Welcome (descriptors), Ready--> this --Welcome--> mate
     mate --Holds, Put (part)--> this: slot      mate --Get--> this: ring --part--> mate
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.islands import Ties
+from plesio.launch.local.order import parts_fit
 from plesio.launch.local.stand_in import StandIn, decode_knock
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
@@ -44,7 +45,7 @@ class MateDeputy(StandIn):
         self._worker = worker
         self._tie = Ties(1, line).channels[0]
         self._layout = Layout([])
-        self._first = False
+        self._first = False  # whether what training begins with comes from its worker
         self._ring: list[memoryview] = []  # once its worker was welcomed
         self._slot = memoryview(b"")
         self._payloads: PartPayloads | None = None  # once it said what it holds
@@ -66,6 +67,9 @@ class MateDeputy(StandIn):
         if isinstance(message, messages.Hello):
             self._layout = Layout(message.model.specs)
             return
+        if isinstance(message, messages.Ready):
+            self._first = False  # what training begins with is the server's
+            return
         if isinstance(message, messages.Welcome):
             self._first = message.first
             ring, slots, *others = descriptors
@@ -86,9 +90,8 @@ class MateDeputy(StandIn):
         return not self._parted
 
     def _holds(self, frame: Frame) -> None:
-        part, specs = decode_holds(frame.body).part, self._layout.specs
-        fit = len(part) == len(specs) and all(one.fits(spec.shape) for one, spec in zip(part, specs, strict=True))
-        if not (self._ring and fit) or self._payloads is not None:
+        part = decode_holds(frame.body).part
+        if not self._ring or self._payloads is not None or not parts_fit(part, self._layout.specs):
             raise ProtocolError("it holds what is no part of its worker's model")
         self._payloads = PartPayloads(self._layout, self._job.config.strategy, part)
 

@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from plesio.core.events import Verdict
@@ -28,10 +28,11 @@ from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.payloads import copies
 from plesio.strategy import Strategy
-from plesio.tensors.arena import ALL_PARTS, Kind, Layout
+from plesio.tensors.arena import ALL_PARTS, Kind, Layout, TensorSpec
 from plesio.tensors.cut import cut
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.pieces import kept_copies
+from plesio.tensors.region import Region
 from plesio.tensors.rows import fits
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
@@ -135,6 +136,8 @@ class Order:
         """What the server makes of it is tried here first. What it refuses in words of its own, it is left to refuse."""
         specs = hello.model.specs
         sizes = [size for spec in specs for size in spec.shape]
+        if hello.part and not parts_fit(hello.part, specs):
+            raise ProtocolError("it holds what is no part of its model")
         try:
             groups = sum(len(one.groups) for one in hello.optimizers)
             carried = hello.optimizers[0].carried
@@ -173,6 +176,11 @@ class Order:
         alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
         if not self._strategy.steps_at_server or not alike:
             raise ProtocolError("the settings of its optimizer are not like those that it began with")
+
+
+def parts_fit(part: Sequence[Region], specs: Sequence[TensorSpec]) -> bool:
+    """Whether a rank of an island can hold this of a model's tensors."""
+    return len(part) == len(specs) and all(one.fits(spec.shape) for one, spec in zip(part, specs, strict=True))
 
 
 def _alike(wanted: dict[str, Any], got: dict[str, Any]) -> bool:

@@ -44,6 +44,7 @@ from plesio.worker.warn import warn, warn_no_more
 from plesio.worker.worker import Worker, taking_part
 
 REASON_S = 1.0  # how long the launcher may take to say why the server is gone
+BESIDE = 15  # how far behind the head's port workers that all-reduce meet: less than SLURM steps are apart
 REJOIN_S = 60.0  # how long a worker whose connection is lost, or whose head died, tries to come back
 
 
@@ -94,9 +95,8 @@ def join(
     """
     where = _by_now(place(address, rank))
     config = RunConfig(**{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), **options})
-    if all_reduce := config.strategy.via.by_collective:
-        _check_ranks(os.environ)
-    ranks = Ranks.here() if island or all_reduce else None
+    all_reduce = config.strategy.via.by_collective
+    ranks = Ranks.here(_environment(where) if all_reduce else os.environ) if island or all_reduce else None
     if ranks is not None and where.workers and not all_reduce:
         raise ConfigurationError(
             "island=True: the processes started here are one worker, and nothing says where its run is: start a head with plesio "
@@ -194,14 +194,23 @@ def _group(context: NeighbourContext | RemoteContext, ranks: Ranks | None, store
         yield
 
 
-def _check_ranks(environment: Mapping[str, str]) -> None:
-    """Under all-reduce workers are one group, which is together from beginning to end."""
-    if lacking := [name for name in NEEDED if name not in environment]:
+def _environment(where: Place) -> Mapping[str, str]:
+    """What says how workers that all-reduce meet: they are one group, which is together from beginning to end.
+
+    Raises:
+        ConfigurationError: nothing does.
+    """
+    known = dict(os.environ)
+    if "WORLD_SIZE" not in known and where.workers:  # SLURM's, which gives every process the head's port
+        known |= {"RANK": str(where.rank), "WORLD_SIZE": str(where.workers), "MASTER_ADDR": where.host}
+        known |= {"MASTER_PORT": str(where.port + BESIDE), "LOCAL_RANK": known.get("SLURM_LOCALID", str(where.rank))}
+    if lacking := [name for name in NEEDED if name not in known]:
         raise ConfigurationError(
             f"allreduce: its workers are one group of torch.distributed, and {', '.join(lacking)} is not in the environment: "
             "start all of them with torchrun (or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each); or take sync_sgd, "
             "whose workers come and go one by one"
         )
+    return known
 
 
 def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Callable[[], Head]:

@@ -206,7 +206,6 @@ class Link:
         terms = reply.terms  # from now on that seat and no other, in a run like this one
         strategy, options = {"name": terms.name, **terms.strategy}, {**self._knock.options, "workers": terms.workers}
         self._knock = msgspec.structs.replace(self._knock, rank=reply.worker, strategy=strategy, options=options)
-        self.hosts = wire.hosts
         self._session = Session(wire, wire.peer)
 
 

@@ -13,7 +13,7 @@ from plesio.errors import ConfigurationError
 from plesio.tensors.arena import Kind
 from plesio.tensors.model import Models
 from plesio.tensors.several import Several
-from plesio.worker.exchanges.all_reduce.replicated import ReplicatedModel
+from plesio.worker.exchanges.all_reduce.replicated import ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.unreduced import UnreducedGradients
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -70,7 +70,8 @@ class AllReduceExchange(ServerExchange):
 
     def step(self) -> None:
         if self._unreduced.pending and not self.state.stopped:
-            self._unreduced.reduce()
+            self._unreduced.pending = False
+            reduce_again(self.model)
         super().step()
         self._begin_step()
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from plesio.errors import ConfigurationError
 
+_IDLE_ONLY = object()  # asks a `_Shell` for a loss in which only the idle parameter takes part
 PASSED_ON = ("state_dict", "load_state_dict", "__repr__", "__len__", "__getitem__", "__iter__", "__contains__")
 """Methods that are the model's (if it has them) and that `__getattr__` does not find: looked up on the class, or nn.Module's."""
 
@@ -90,6 +91,12 @@ class ReplicatedModel(nn.Module):
         return copy.copy, (self.__dict__["_model"],)
 
 
+def reduce_again(model: ReplicatedModel) -> None:
+    """Reduce the gradients as they are: by a backward pass that adds nothing to them."""
+    with torch.enable_grad():
+        model.__dict__["_reducer"](_IDLE_ONLY).backward()
+
+
 class _Shell(nn.Module):
     """The model, and a parameter that takes no part in any loss: without one, DistributedDataParallel warns on the terminal."""
 
@@ -100,6 +107,8 @@ class _Shell(nn.Module):
         self.idle = nn.Parameter(torch.zeros(1, dtype=first.dtype, device=first.device))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is _IDLE_ONLY:
+            return (self.idle * 0).sum()
         return self.model(*args, **kwargs)
 
 
