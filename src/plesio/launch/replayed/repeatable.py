@@ -39,11 +39,6 @@ def strategy_of(journal: Journal) -> Strategy:
             f"{journal.path}: under {strategy.name} processes all-reduce by torch, and a replay is in one process; a run of "
             "allreduce() on one host without a GPU can be replayed, and computes the same"
         )
-    if journal.head.ranks > 1:
-        raise ReplayError(
-            f"{journal.path} is of workers that were {journal.head.ranks} processes each, and a replay has one process: it "
-            "cannot repeat how they split the model among them"
-        )
     if strategy.send.privacy is not None:
         raise ReplayError(
             f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "
@@ -57,6 +52,10 @@ def check_beginning(journal: Journal) -> None:
     for record in journal:
         if not isinstance(record, records.Noted):
             return
+        if record.text.startswith(records.ISLANDS):
+            raise ReplayError(
+                f"{journal.path}: {record.text}, and a replay has one process: it cannot repeat how they split the model"
+            )
         if record.text.startswith(records.BEGINS):
             raise ReplayError(
                 f"{journal.path} {record.text}: a run that went on under another strategy, or with other workers, cannot be "
