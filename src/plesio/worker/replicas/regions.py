@@ -81,7 +81,8 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
     if not known or tuple(shape) != tuple(local.shape):
         raise ConfigurationError(
             f"{name} is placed as {', '.join(map(str, placements))}, and this rank has {list(local.shape)} of it, "
-            f"{list(tensor.shape)}: a rank holds a block of a tensor or all of it, as torch's fully_shard and parallelize_module place them"
+            f"{list(tensor.shape)}: a rank holds a block of a tensor or all of it, as torch's fully_shard and parallelize_module "
+            "place them"
         )
     return Region(tuple(start), tuple(shape))
 
