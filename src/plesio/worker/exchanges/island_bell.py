@@ -110,14 +110,14 @@ class IslandBell:
                 self._group.total([kind, kind * kind] + [0.0] * (4 + self.tensors + 2 * len(self.stamps())))
             )
             return message
-        if message.number <= PROBED:
-            self._check_together()
         absent = set(members_of(of_bits(message.absent)))
         lacks = [float(one in absent) for one in range(self.tensors)]
         loss = [0.0, 0.0] if isnan(message.loss) else [message.loss, 1.0]
         stamps = [number for one in self.stamps() for number in (one, one * one)]
         totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks, *stamps])
         self._same_kind(totals)
+        if message.number <= PROBED:
+            self._check_together()
         _, _, broken, samples, losses, judges, *rest = totals
         lacking, stamped, ranks = rest[: self.tensors], rest[self.tensors :], self._group.ranks
         for place, (total, squares) in enumerate(zip(stamped[::2], stamped[1::2], strict=True)):
