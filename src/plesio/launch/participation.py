@@ -212,7 +212,7 @@ class Participation(ABC):
         check_model(given.model, self.island, tensors)
         if group is None:
             return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
-        check_alike(group, specs)
+        check_alike(group, specs, hello.optimizers)
         self._shares = agreed([spec.name for spec in specs], tensors, group.rank, group.rows)
         return Shards(tensors, self._shares)
 
