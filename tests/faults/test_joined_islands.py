@@ -179,9 +179,9 @@ def test_successors_of_workers_that_all_reduced_go_on_from_what_was_shown(tmp_pa
 
 
 def test_a_worker_that_all_reduces_does_not_join_alone() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"RANK, WORLD_SIZE, .* start all of them with torchrun"):
-        with ps.join("allreduce", address="127.0.0.1:1"):
-            pass
+    words = r"RANK, WORLD_SIZE, .* start all of them with torchrun"
+    with pytest.raises(ps.ConfigurationError, match=words), ps.join("allreduce", address="127.0.0.1:1"):
+        pass
 
 
 @pytest.mark.slow
