@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,6 +129,59 @@ def assert_one_death(run: ps.Run) -> None:
     assert [one.what.split(";")[0] for one in run.summary.incidents if "died" in one.what] == ["worker 1 died"]
     assert run.samples == islands.EPOCHS * islands.SAMPLES  # each batch was folded once
     assert all(one.folded for one in run.summary.workers)
+
+
+def fork_all_reduce(
+    head: remote.Head, train: Callable[..., object], before: Callable[[], object] = lambda: None
+) -> None:
+    """Workers that are one group."""
+    port = islands.free_port()
+    for rank in range(RANKS):
+        enter = islands.as_rank(rank, RANKS, port)
+        head.fork(train, enter=lambda first=enter: (before(), first()), strategy="allreduce")
+
+
+@NEAR_FAR
+def test_workers_that_all_reduce_are_one_island(far: bool) -> None:
+    """The bits are those of processes that the run starts."""
+    train = partial(islands.train, inside="")
+    with remote.head(far=far) as head:
+        fork_all_reduce(head, train)
+        done = head.run("allreduce", workers=RANKS, seed=3, timeout_s=60.0)
+        assert head.end() == [0] * RANKS, head.warnings()
+    other = ps.run(train, ps.allreduce("torch"), workers=RANKS, seed=3)
+    assert (done.steps, done.samples) == (other.steps, other.samples)
+    assert all(torch.equal(value, other.state_dict[name]) for name, value in done.state_dict.items())
+
+
+def all_reduce_or_die(worker: ps.Worker, folder: Path) -> None:
+    """Rank 1 kills itself once, in its fifth step."""
+    died = folder / "died"
+
+    def each(step: int) -> None:
+        if worker.rank == 1 and step == 5 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    islands.train(worker, inside="", each=each)
+
+
+def test_successors_of_workers_that_all_reduced_go_on_from_what_was_shown(tmp_path: Path) -> None:
+    train = partial(all_reduce_or_die, folder=tmp_path)
+    with remote.head(far=True) as head:
+        fork_all_reduce(head, train)
+        fork_all_reduce(head, train, before=lambda: islands.wait_for(tmp_path / "died"))
+        run = head.run("allreduce", workers=RANKS, timeout_s=60.0)
+        codes = head.end()
+    assert codes[1:] == [-9, 0, 0]
+    assert run.samples == islands.EPOCHS * islands.SAMPLES
+    assert "the workers have begun anew" in [one.what for one in run.incidents]
+
+
+def test_a_worker_that_all_reduces_does_not_join_alone() -> None:
+    words = r"RANK, WORLD_SIZE, .* start all of them with torchrun"
+    with pytest.raises(ps.ConfigurationError, match=words), ps.join("allreduce", address="127.0.0.1:1"):
+        pass
 
 
 @pytest.mark.slow

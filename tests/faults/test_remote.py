@@ -572,26 +572,3 @@ def test_rounds_of_a_large_model_folded_in_place_give_the_same_bits_everywhere(f
     done = remote.run(train, "sync_sgd", workers=2, far=far)
     assert done.version > 0
     assert same(done, ps.run(train, "sync_sgd", workers=2))
-
-
-@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
-def test_all_reduce_gives_the_same_bits_as_on_one_host(far: bool) -> None:
-    train = functools.partial(chancy, epochs=1)
-    done = remote.run(train, "allreduce", workers=2, far=far)
-    assert done.version > 0
-    assert same(done, ps.run(train, "allreduce", workers=2))
-
-
-def test_all_reduce_evaluates_what_a_remote_worker_hands_over() -> None:
-    train = functools.partial(chancy, epochs=1)
-    with remote.head() as head:
-        for rank, address in enumerate((head.address, head.address.removeprefix("tcp://"))):
-            head.fork(train, rank=rank, address=address)
-        done = head.run("allreduce", workers=2, evaluate=largest_weight, evaluate_every_s=0.02)
-        assert head.end() == [0, 0]
-    assert done.history[-1].metrics["largest"] == max(float(one.max()) for one in done.state_dict.values())
-    assert len({one.version for one in done.history}) > 1
-
-
-def largest_weight(model: nn.Module) -> dict[str, float]:
-    return {"largest": max(float(one.max()) for one in model.state_dict().values())}

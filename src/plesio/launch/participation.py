@@ -186,6 +186,9 @@ class Participation(ABC):
         self._used = used
         hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows, self._plain)
         shards = self._split = self._shards(hello, given, tensors)
+        if shards is not None:  # it copies tensor by tensor, and each rank's may lie in another order
+            specs = tuple(replace(one, order=()) for one in hello.model.specs)
+            hello = replace(hello, model=replace(hello.model, specs=specs))
         place = self._seated(given, hello, carried)
         self._fetch = place.state
         bring = {"bring": shards.bring} if shards is not None else {}
@@ -212,7 +215,7 @@ class Participation(ABC):
         check_model(given.model, self.island, tensors)
         if group is None:
             return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
-        check_alike(group, specs)
+        check_alike(group, specs, hello.optimizers)
         self._shares = agreed([spec.name for spec in specs], tensors, group.rank, group.rows)
         return Shards(tensors, self._shares)
 

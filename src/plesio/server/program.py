@@ -404,16 +404,18 @@ class Program:
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
             if self._strategy.every.among_ranks:
-                what = f"what the workers did after version {self.version} is lost, and its data leased again"
+                state = "" if self.begun and self.memory.holds else "; the state of the optimizer begins anew"
+                what = f"what the workers did after version {self.version} is lost, and its data leased again{state}"
             self.trouble(worker, what, died=True)
 
     def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
         """Nothing comes of it any more."""
         seat = self.sequencer.members.seat(worker, incarnation)
-        shown = seat is not None and self._strategy.every.among_ranks
-        state = self.memory.held(worker, seat.arrived) if seat is not None and shown else None
+        state = None
+        if died and seat is not None and self._strategy.every.among_ranks:  # its successor goes on with it
+            state = self.memory.held(worker, seat.arrived)
         self._forget(worker, died)
-        if state is not None:  # its successor goes on with it
+        if state is not None:
             self.memory.hold_again(worker, state)
         if seat is not None and (wrong := self.memory.left(worker, died, seat.waiting is not None, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")

@@ -62,10 +62,8 @@ class Seats:
         self._away: set[int] = set()
         self._options = config.as_document()
         self.begun = False  # whether training has
-        self._anew_at, self._in_vain = (
-            -1,
-            0,
-        )  # the version that an island began from anew, and how often without another since
+        self._anew_at = -1  # the version that an island began from anew,
+        self._in_vain = 0  # and how often it did without another since
         self.finished: set[int] = set()  # workers whose training function returned: nobody takes their seats
 
     def arrived(self, arrival: launcher.Arrived, descriptors: Sequence[int]) -> None:

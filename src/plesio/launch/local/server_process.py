@@ -63,7 +63,8 @@ class Server(Replies):
         table_servers: Sequence[Channel[FromTableServer]] = (),
     ) -> None:
         config, strategy = job.config, job.config.strategy
-        self._timeout_s, self._strategy = config.timeout_s, strategy
+        self._timeout_s = config.timeout_s
+        self._begins_anew = strategy.every.among_ranks  # a worker that lost one of its processes
         self._engine = engine
         self._lines = lines
         self._listening = job.listening
@@ -189,11 +190,6 @@ class Server(Replies):
             return True
         patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
         return self._emptied_s > 0 and time.monotonic() - self._emptied_s > patience_s
-
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether a worker that lost one of its processes is started again."""
-        return self._strategy.every.among_ranks
 
     def _line(self, worker: int) -> Line:
         line = self._lines[worker]

@@ -13,6 +13,7 @@ from plesio.protocol.coding import encode
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import TensorSpec
 from plesio.tensors.local import is_split
+from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.transport.island_group import IslandGroup
 from plesio.worker.island import Island
 
@@ -45,12 +46,14 @@ def _splits_layers(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
     return max(shards) > 1 or not any(isinstance(one, FSDPModule) for one in model.modules())
 
 
-def check_alike(group: IslandGroup, specs: Sequence[TensorSpec]) -> None:
-    """Raise `ModelMismatchError` unless all ranks prepared the same model."""
-    digest = zlib.crc32(encode(list(specs)))
+def check_alike(group: IslandGroup, specs: Sequence[TensorSpec], optimizers: Sequence[OptimizerSpec]) -> None:
+    """Raise `ModelMismatchError` unless all ranks prepared the same model and optimizers of the same kind."""
+    kinds = [(one.name, [sorted(settings) for settings in one.groups]) for one in optimizers]
+    digest = zlib.crc32(encode([list(specs), kinds]))
     others = [rank for rank, (one,) in enumerate(group.rows([digest])) if one != digest]
     if others:
         raise ModelMismatchError(
-            f"{group.name}: rank {others[0]} does not hold the same model as rank {group.rank} ({len(specs)} tensors here): "
-            "names, shapes, dtypes and optimizer groups are to be the same; build it the same way on every rank"
+            f"{group.name}: rank {others[0]} does not hold the same model and optimizer as rank {group.rank} ({len(specs)} "
+            "tensors here): names, shapes, dtypes, the optimizer's class and its groups are to be the same; build them the same "
+            "way on every rank"
         )

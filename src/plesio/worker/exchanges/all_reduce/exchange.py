@@ -40,6 +40,7 @@ class AllReduceExchange(ServerExchange):
 
     captain: bool = True
     user_model: nn.Module | None = None
+    counts = False  # only the captain's would be told
 
     def __post_init__(self) -> None:
         super().__post_init__()
