@@ -119,12 +119,18 @@ class IslandGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            if "imed out" not in str(error):
+            if not late(error):
                 raise
             raise DeadlineError(
                 f"{self.name}, rank {self.rank} of {self.ranks}: the other ranks did not come to {what} within "
                 f"{self._timeout_s:g} s; all ranks of a worker take the same steps, and call collectives equally often"
             ) from error
+
+
+def late(error: RuntimeError) -> bool:
+    """Whether a collective failed because not all came in time, as gloo says it."""
+    words = str(error).lower()
+    return "timed out" in words or "timeout" in words
 
 
 def broke(error: BaseException) -> bool:
