@@ -59,9 +59,9 @@ class IslandGroup:
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each of these over the ranks."""
-        sums = torch.tensor(numbers, dtype=torch.float64)
+        sums = torch.tensor([*numbers, 0.0], dtype=torch.float64)  # gloo waits for nobody where there is nothing to add up
         self._wait(self._gloo.allreduce([sums]), "an exchange")
-        return sums.tolist()
+        return sums.tolist()[:-1]
 
     def rows(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of each rank, in order; all give as many."""
@@ -119,12 +119,18 @@ class IslandGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            if "imed out" not in str(error):
+            if not late(error):
                 raise
             raise DeadlineError(
                 f"{self.name}, rank {self.rank} of {self.ranks}: the other ranks did not come to {what} within "
                 f"{self._timeout_s:g} s; all ranks of a worker take the same steps, and call collectives equally often"
             ) from error
+
+
+def late(error: RuntimeError) -> bool:
+    """Whether a collective failed because not all came in time, as gloo says it."""
+    words = str(error).lower()
+    return "timed out" in words or "timeout" in words
 
 
 def broke(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from plesio.errors import DeadlineError
 from plesio.protocol.worker import Hello, Ready, ToWorker
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
-from plesio.transport.island_group import IslandGroup
+from plesio.transport.island_group import IslandGroup, late
 
 BACKENDS = "cpu:gloo,cuda:nccl"
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -99,7 +99,8 @@ def together(
     Raises:
         DeadlineError: the others did not come to a collective in time.
     """
-    backends = BACKENDS if torch.cuda.device_count() >= ranks else "gloo"  # nccl takes one process for each GPU
+    here = int(environ.get("LOCAL_WORLD_SIZE") or ranks)
+    backends = BACKENDS if torch.cuda.device_count() >= here else "gloo"  # nccl takes one process for each GPU
     if host == LOOPBACK:
         environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
     group = IslandGroup(store, rank, ranks, timeout_s, name, host)
@@ -113,7 +114,7 @@ def together(
     try:
         yield group
     except RuntimeError as error:
-        if "imed out" not in str(error):
+        if not late(error):
             raise
         raise DeadlineError(
             f"{name}, rank {rank} of {ranks}: the others did not come to a collective within {collective_s:g} s: every worker "
