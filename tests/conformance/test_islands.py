@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import plesio as ps
 from plesio.strategy import Strategy
@@ -19,7 +21,13 @@ IN_SHORT = {("diloco", "fsdp", 2), ("local_sgd", "ddp", 2), ("sync_sgd", "tp", 2
 FORMS = [
     pytest.param(name, inside, ranks, marks=() if (name, inside, ranks) in IN_SHORT else pytest.mark.slow)
     for name in LOCKED
-    for inside, ranks in (("fsdp", 2), ("fsdp", 3), ("ddp", 2), ("tp", 2))
+    for inside, ranks in (
+        ("fsdp", 2),
+        ("fsdp", 3),
+        ("ddp", 2),
+        ("tp", 2),
+        *[("fsdp and tp", 4)] * (name == "local_sgd"),
+    )
 ]
 
 
@@ -151,3 +159,78 @@ def test_too_many_processes_and_simulated_ones_are_refused() -> None:
         ps.run(islands.train, "sync_sgd", workers=20, ranks=8)
     with pytest.raises(ps.ConfigurationError, match="ranks=2 is for processes of this host"):
         ps.run(islands.train, "sync_sgd", workers=2, ranks=2, engine=ps.Simulated("uniform"))
+
+
+def carried_on(worker: ps.Worker, inside: str = "") -> dict[str, float]:
+    """Train as `islands.train`, with an optimizer that has stepped before; its momentum in the end, whole."""
+    model = islands.build()
+    islands.split(worker, model, inside)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    inputs, labels = islands.data().tensors
+    torch.nn.functional.cross_entropy(model(inputs), labels).backward()  # all of it on each rank
+    optimizer.step()
+    optimizer.zero_grad()
+    loader: Any = DataLoader(islands.data(), batch_size=islands.BATCH)
+    model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    states = optimizer.state_dict()["state"].values()  # on all ranks
+    momenta = [one["momentum_buffer"] for one in states]
+    return {str(place): float((one.full_tensor() if inside else one).sum()) for place, one in enumerate(momenta)}
+
+
+def test_the_state_of_a_split_optimizer_goes_to_the_server_and_back() -> None:
+    run = ps.run(partial(carried_on, inside="fsdp"), "sync_sgd", workers=1, ranks=2, seed=3, timeout_s=60.0)
+    other = ps.run(carried_on, "sync_sgd", workers=1, seed=3, timeout_s=60.0)
+    assert_same(run, other)
+    assert run.returned[0] == pytest.approx(other.returned[0], abs=1e-12)
+
+
+def masks(worker: ps.Worker) -> list[float]:
+    """What each rank draws in its first two contributions."""
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    net = torch.nn.parallel.DistributedDataParallel(model)
+    drawn = []
+    for _ in range(2):
+        drawn.append(torch.rand(1))
+        optimizer.zero_grad()
+        net(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+    every = [torch.empty(2) for _ in range(worker.island.ranks)]
+    torch.distributed.all_gather(every, torch.cat(drawn))
+    return [float(one) for one in torch.cat(every)]
+
+
+def test_ranks_with_other_slices_draw_other_numbers() -> None:
+    run = ps.run(masks, "sync_sgd", workers=1, ranks=2, timeout_s=60.0)
+    assert len(set(run.returned[0])) == 4
+
+
+def until_scaled(worker: ps.Worker) -> None:
+    model = islands.build()
+    islands.split(worker, model, "fsdp")
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    inputs, labels = islands.data().tensors
+    for _ in worker.steps(400):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.slow
+def test_an_island_that_left_has_a_successor_of_as_many_ranks() -> None:
+    asked: list[int] = []
+
+    def watch(live: Any) -> None:
+        wanted = [1, 2][len(asked)] if len(asked) < 2 else 0
+        if wanted and live.steps > 40 * (1 + len(asked)):
+            live.scale(wanted)
+            asked.append(wanted)
+
+    run = ps.run(until_scaled, ps.async_sgd(), workers=2, workers_max=2, ranks=2, watch=watch, timeout_s=60.0)
+    assert run.steps == 400
+    assert asked == [1, 2]
+    assert run.summary.incidents[-1].what == "worker 1 is back"

@@ -186,3 +186,10 @@ def test_three_sites_train_over_tls_and_one_is_away_for_a_while(tmp_path: Path) 
     assert re.search(r"worker \d (died|is back)", said), said  # a seat is whoever's comes first
     (summary,) = Path("runs").glob("*/summary.json")
     assert json.loads(summary.read_text())["version"] >= 20
+
+
+def test_islands_train_together() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "islands.py")], capture_output=True, text=True, timeout=110, check=True
+    )
+    assert float(re.search(r"accuracy (\S+)", done.stdout)[1]) > 0.9  # type: ignore[index]

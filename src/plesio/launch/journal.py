@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import torch
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.provenance import source_of, train_hash, versions
-from plesio.protocol.journal import JournalHead, JournalWriter
+from plesio.protocol.journal import ISLANDS, JournalHead, JournalWriter
 
 
 def begun(job: Job, threads: int) -> JournalWriter:
@@ -23,7 +24,6 @@ def begun(job: Job, threads: int) -> JournalWriter:
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),
         workers=config.workers,
-        ranks=config.ranks,
         seed=config.seeded,
         sources=job.sources or msgspec.UNSET,
         stealing=config.stealing,
@@ -35,4 +35,7 @@ def begun(job: Job, threads: int) -> JournalWriter:
         train_hash=train_hash(job.train),
         torch=msgspec.to_builtins(TorchSettings.of_this_process()),
     )
-    return JournalWriter(path, head)
+    writer = JournalWriter(path, head)
+    if config.ranks > 1:
+        writer.note(f"{ISLANDS}{config.ranks} processes", time.monotonic())
+    return writer

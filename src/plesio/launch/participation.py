@@ -126,6 +126,7 @@ class Participation(ABC):
     _used: DataUse | None = None
     _exchange: Exchange | None = None
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
+    _split: Shards | None = None  # this rank's part of the model
     _begun_s: float | None = None
     _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
@@ -183,7 +184,7 @@ class Participation(ABC):
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
         hello, carried, tensors = introduction(self.rank, self._strategy, given, self._shows, self._plain)
-        shards = self._shards(hello, given, tensors)
+        shards = self._split = self._shards(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch = place.state
         bring = {"bring": shards.bring} if shards is not None else {}
@@ -308,6 +309,8 @@ class Participation(ABC):
         if self._fetch is None or self._exchange is None:
             return None
         carried, block = self._fetch()
-        states = brought_back(carried, tensors, arenas(block, self._exchange.replica.layout, len(carried.keys)))
+        there = arenas(block, self._exchange.replica.layout, len(carried.keys))
+        take = {"take": self._split.taken} if self._split is not None else {}
+        states = brought_back(carried, tensors, there, **take)
         block.close()
         return states

@@ -98,13 +98,23 @@ def hand_over(
     optimizer.state.clear()
 
 
-def brought_back(carried: Carried, tensors: Sequence[torch.Tensor], arenas: Sequence[Arena]) -> States:
-    """The state of each tensor that has some, as its optimizer would hold it; `arenas` hold what the keys name."""
+def _all_of_it(index: int, there: torch.Tensor) -> torch.Tensor:
+    return there.clone()
+
+
+def brought_back(
+    carried: Carried,
+    tensors: Sequence[torch.Tensor],
+    arenas: Sequence[Arena],
+    take: Callable[[int, torch.Tensor], torch.Tensor] = _all_of_it,
+) -> States:
+    """The state of each tensor that has some, as its optimizer would hold it; `arenas` hold what the keys name, and `take` copies
+    from there what is like the model's tensor of that number."""
     states: States = {}
     for place, (tensor, held) in enumerate(zip(tensors, carried.held, strict=True)):
         state = {key: from_plain(value) for key, value in held.rest.items()}
         state |= {
-            key: arena.views[place].clone()
+            key: take(place, arena.views[place])
             for key, arena in zip(carried.keys, arenas, strict=True)
             if key in held.whole
         }

@@ -135,7 +135,6 @@ def replay(
     """
     journal = read_journal(run)
     strategy = _strategy(journal)
-    _check_ranks(journal)
     _check_beginning(journal)
     if until is not None:
         _check_until(journal, until)
@@ -166,18 +165,14 @@ def _apply(journal: Journal) -> None:
         raise JournalError(f"{journal.path}: its settings of torch are none that plesio writes: {error}") from error
 
 
-def _check_ranks(journal: Journal) -> None:
-    if journal.head.ranks > 1:
-        raise ReplayError(
-            f"{journal.path} is of workers that were {journal.head.ranks} processes each, and a replay has one process: it "
-            "cannot repeat how they split the model among them"
-        )
-
-
 def _check_beginning(journal: Journal) -> None:
     for record in journal:
         if not isinstance(record, records.Noted):
             return
+        if record.text.startswith(records.ISLANDS):
+            raise ReplayError(
+                f"{journal.path}: {record.text}, and a replay has one process: it cannot repeat how they split the model"
+            )
         if record.text.startswith(records.BEGINS):
             raise ReplayError(
                 f"{journal.path} {record.text}: a run that went on under another strategy, or with other workers, cannot be "

@@ -57,6 +57,8 @@ FRAME = Struct("<II")
 NAN = float("nan")
 BEGINS = "begins at "
 """The first words of the first note in the journal of a run that goes on otherwise than before: with which checkpoint."""
+ISLANDS = "each worker is "
+"""What a note begins with, in the beginning of a journal of workers that are several processes."""
 Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
@@ -78,7 +80,6 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         strategy: its name; `fields` are its answers.
-        ranks: of how many processes each worker was.
         sources: a lone worker's random sources at its beginning, packed; unset: seeded.
         stealing: whether fast workers take data laid out for others.
         workers_max: how many there may be at a time; unset: `workers`.
@@ -95,7 +96,6 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = ""
     fields: dict[str, Any] = {}
     workers: Few = 0
-    ranks: Few = 1
     workers_max: Few | msgspec.UnsetType = msgspec.UNSET
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     sources: bytes | msgspec.UnsetType = msgspec.UNSET

@@ -101,13 +101,13 @@ class IslandBell:
         if not isinstance(message, Contribution):
             self._same_kind(self._group.total([kind, kind * kind] + [0.0] * (4 + self.tensors)))
             return message
-        if message.number <= PROBED:
-            self._check_together()
         absent = set(members_of(of_bits(message.absent)))
         lacks = [float(one in absent) for one in range(self.tensors)]
         loss = [0.0, 0.0] if isnan(message.loss) else [message.loss, 1.0]
         totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks])
         self._same_kind(totals)
+        if message.number <= PROBED:
+            self._check_together()
         _, _, broken, samples, losses, judges, *lacking = totals
         ranks = self._group.ranks
         return replace(

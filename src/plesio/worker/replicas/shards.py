@@ -16,7 +16,7 @@ from torch import nn
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.finite import are_finite
-from plesio.tensors.local import is_split, local_of
+from plesio.tensors.local import is_split, local_of, split_like
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.replicas.regions import Held
@@ -57,6 +57,10 @@ class Shards:
     def has(self, index: int) -> bool:
         """Whether the rank sends anything of it."""
         return self._held[index].sends.numel > 0
+
+    def taken(self, index: int, whole: torch.Tensor) -> torch.Tensor:
+        """A copy of what the rank holds of a whole tensor like the model's `index`-th, split as that is."""
+        return split_like(self.tensors[index], self._held[index].holds.of(whole).clone())
 
     def alike(self, index: int) -> bool:
         """Whether every rank holds the same of it."""
@@ -108,12 +112,14 @@ class ShardReplica(Replica):
             if now.data_ptr() != local.data_ptr() or now.shape != local.shape:
                 refuse_changed(self.layout.specs[index], tensor)
 
+    @torch.no_grad()
     def check_gradients(self) -> bool:
-        self.check()
+        """As `Replica.check_gradients`, of this rank's part. Where tensors lie is checked at exchanges."""
+        self.bring_back()
         self.note_gradients()
-        gradients = [one.grad for one in self._stepping]
-        self.missing += sum(one is None for one in gradients)
-        return are_finite([local_of(one) for one in gradients if one is not None])
+        gradients = [one.grad for one in self._stepping if one.grad is not None]
+        self.missing += len(self._stepping) - len(gradients)
+        return are_finite([one.to_local() if is_split(one) else one for one in gradients])  # type: ignore[attr-defined]
 
     def fill_slot(self) -> bool:
         """Bring this rank's part of the contribution into the slot; whether that is finite."""
