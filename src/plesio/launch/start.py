@@ -79,10 +79,6 @@ def start(
     config = _reduced_here(config, door)
     momentum = momentum_of(config.strategy)
     if door is not None:
-        if config.ranks > 1:
-            raise ConfigurationError(
-                f"ranks={config.ranks}: workers that join a run are one process each in this version"
-            )
         _check_door(config, door.listening)
     cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
     job = Job(
