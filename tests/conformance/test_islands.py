@@ -21,7 +21,13 @@ IN_SHORT = {("diloco", "fsdp", 2), ("local_sgd", "ddp", 2), ("sync_sgd", "tp", 2
 FORMS = [
     pytest.param(name, inside, ranks, marks=() if (name, inside, ranks) in IN_SHORT else pytest.mark.slow)
     for name in LOCKED
-    for inside, ranks in (("fsdp", 2), ("fsdp", 3), ("ddp", 2), ("tp", 2))
+    for inside, ranks in (
+        ("fsdp", 2),
+        ("fsdp", 3),
+        ("ddp", 2),
+        ("tp", 2),
+        *[("fsdp and tp", 4)] * (name == "local_sgd"),
+    )
 ]
 
 

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +18,11 @@ import torch
 
 import plesio as ps
 from plesio.transport.certificates import make_certificates
+from plesio.transport.limits import LEASE_S
 from plesio.transport.socket_wire import SocketWire
 from support import joined_islands as islands
 from support import remote
+from support.proxy import Proxy
 
 RANKS = 2
 NEAR_FAR = pytest.mark.parametrize("far", [False, True], ids=["beside the head", "over TCP"])
@@ -182,6 +186,90 @@ def test_a_worker_that_all_reduces_does_not_join_alone() -> None:
     words = r"RANK, WORLD_SIZE, .* start all of them with torchrun"
     with pytest.raises(ps.ConfigurationError, match=words), ps.join("allreduce", address="127.0.0.1:1"):
         pass
+
+
+def raising(worker: ps.Worker) -> None:
+    """One rank does, in its fifth step."""
+
+    def each(step: int) -> None:
+        if (worker.rank, worker.island.rank, step) == (1, 1, 5):
+            raise KeyError("on purpose")
+
+    islands.train(worker, each=each)
+
+
+@pytest.mark.slow
+@NEAR_FAR
+def test_what_a_rank_raises_ends_the_run_with_its_name(far: bool) -> None:
+    with pytest.raises(ps.WorkerError, match="worker 1 rank 1 raised KeyError: 'on purpose'"):
+        run_of(ps.local_sgd(4), far, raising)
+
+
+def pausing(worker: ps.Worker, folder: Path, pause_s: float = 0.05) -> None:
+    def each(step: int) -> None:
+        if step == 2:
+            (folder / f"begun-{worker.rank}-{worker.island.rank}").touch()
+        time.sleep(pause_s)
+
+    islands.train(worker, each=each)
+
+
+@pytest.mark.slow
+def test_connections_of_ranks_that_are_cut_lose_and_double_nothing(tmp_path: Path) -> None:
+    with remote.head() as head:
+        proxy = Proxy(head.port)
+        head.address = f"tcp://127.0.0.1:{proxy.port}"
+        for worker in range(2):
+            fork(head, partial(pausing, folder=tmp_path), worker)
+
+        def cut() -> None:
+            islands.wait_for(tmp_path / "begun-1-1")
+            for _ in range(5):
+                proxy.cut()
+                time.sleep(0.15)
+
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        run = head.run(ps.local_sgd(4), workers=2, seed=3, timeout_s=60.0)
+        cutting.join()
+        assert head.end() == [0] * 2 * RANKS, head.warnings()
+        proxy.close()
+    assert proxy.connections > 2 * 2 * RANKS
+    assert_equal(run, plain(ps.local_sgd(4)))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_cut_off_for_longer_than_its_lease_is_the_death_of_its_worker(tmp_path: Path) -> None:
+    """The others of it hear so, and the other worker goes on."""
+    with remote.head() as head:
+        proxy = Proxy(head.port)
+        there, port, train = head.address, islands.free_port(), partial(pausing, folder=tmp_path, pause_s=0.5)
+        told = tmp_path / "told"
+        fork(
+            head, partial(islands.train, each=lambda step: islands.wait_for(told) if step == islands.ALONE else None), 0
+        )
+        for rank in range(RANKS):
+            head.address = f"tcp://127.0.0.1:{proxy.port}" if rank else there
+            head.fork(train, enter=islands.as_rank(rank, RANKS, port), rank=1, island=True)
+
+        def cut_off() -> None:
+            islands.wait_for(tmp_path / "begun-1-1")
+            proxy.open = False
+            proxy.cut()
+            time.sleep(LEASE_S + 1.5)
+            proxy.open = True
+            islands.until(lambda: "was lost for longer than its lease" in head.warnings())
+            told.touch()
+
+        cutting = threading.Thread(target=cut_off)
+        cutting.start()
+        run = head.run(ps.async_local_sgd(4), workers=2, timeout_s=60.0)
+        cutting.join()
+        codes = head.end()
+        proxy.close()
+    assert codes == [0, 0, 1, 1]
+    assert [one.what.split(";")[0] for one in run.summary.incidents if "died" in one.what] == ["worker 1 died"]
+    assert run.samples == islands.EPOCHS * islands.SAMPLES
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def data() -> TensorDataset:
 
 
 def build() -> nn.Module:
-    layers = nn.Linear(6, 14), nn.Tanh(), nn.LayerNorm(14), nn.Linear(14, 3)
+    layers = nn.Linear(6, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3)
     return nn.Sequential(*layers).double()
 
 
@@ -43,6 +43,14 @@ def split(worker: ps.Worker, model: nn.Module, inside: str) -> None:
             "3": RowwiseParallel(input_layouts=Replicate()),
         }
         parallelize_module(model, worker.island.mesh_of(tp=worker.island.ranks), by_layer)
+    if inside == "fsdp and tp":
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        mesh = worker.island.mesh_of(dp=2, tp=2)
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
+        fully_shard(model, mesh=mesh["dp"])
 
 
 def train(worker: ps.Worker, inside: str = "", epochs: int = 2, shuffle: bool = True, clip: float = 0.0) -> None:

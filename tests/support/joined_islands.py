@@ -77,9 +77,13 @@ def train_or_die(worker: ps.Worker, folder: Path, victim: int) -> None:
 
 
 def wait_for(file: Path) -> None:
+    until(file.exists, f"nobody wrote {file}")
+
+
+def until(condition: Callable[[], bool], why: str = "it did not come to that") -> None:
     end_s = time.monotonic() + WAIT_S
-    while not file.exists():
-        assert time.monotonic() < end_s, f"nobody wrote {file}"
+    while not condition():
+        assert time.monotonic() < end_s, why
         time.sleep(0.02)
 
 

@@ -14,7 +14,7 @@ def is_split(tensor: torch.Tensor) -> bool:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of it, without its history: of a DTensor the local part, of any other tensor all of it.
 
-    >>> weight = nn.Parameter(torch.ones(2))
+    >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> local_of(weight).fill_(3.0), weight
     (tensor([3., 3.]), Parameter containing:
     tensor([3., 3.], requires_grad=True))

@@ -33,13 +33,13 @@ class Island:
         local_rank: its number among all processes of the run on this host.
 
     >>> def train(worker):
+    ...     print(worker.island.rank, worker.island.ranks, worker.island.parts)
     ...     model = torch.nn.Linear(2, 1)
-    ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ...     model, optimizer = worker.prepare(model, optimizer)
-    ...     if worker.island.rank == 0:
-    ...         print(worker.island.ranks, worker.island.parts)
-    >>> run = ps.run(train, "local_sgd", workers=1, engine=ps.Simulated("uniform"))
-    1 (0, 1)
+    ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     model(torch.ones(4, 2)).square().mean().backward()
+    ...     optimizer.step()
+    >>> run = ps.run(train, "sync_sgd", workers=1, engine=ps.Simulated("uniform"))
+    0 1 (0, 1)
     """
 
     def __init__(

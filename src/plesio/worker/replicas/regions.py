@@ -15,8 +15,13 @@ from typing import NamedTuple
 import torch
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.local import is_split
+from plesio.tensors.local import is_split, local_of
 from plesio.tensors.region import Region
+
+SHARDS = (
+    "Shard",
+    "_StridedShard",
+)  # the second is FSDP2's of what tensor parallelism has split; of even sizes it is a block
 
 
 def region_of(name: str, tensor: torch.Tensor) -> Region:
@@ -29,14 +34,15 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
         return Region((0,) * tensor.dim(), tuple(tensor.shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    for placement in tensor.placements:  # type: ignore[attr-defined]
-        if not (placement.is_replicate() or type(placement).__name__ == "Shard"):
-            raise ConfigurationError(
-                f"{name} is placed as {placement} over {tensor.device_mesh}, and a rank can hold a block of a tensor or "  # type: ignore[attr-defined]
-                "all of it: Shard or Replicate. FSDP2 and tensor parallelism that split the same dimension make a _StridedShard: "
-                "let them split different ones (fully_shard(..., shard_placement_fn=lambda one: Shard(1)))"
-            )
-    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+    placements, local = tensor.placements, local_of(tensor)  # type: ignore[attr-defined]
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)  # type: ignore[attr-defined]
+    known = all(one.is_replicate() or type(one).__name__ in SHARDS for one in placements)
+    if not known or tuple(shape) != tuple(local.shape):
+        raise ConfigurationError(
+            f"{name} is placed as {', '.join(map(str, placements))}, and this rank has {list(local.shape)} of it, "
+            f"{list(tensor.shape)}: a rank holds a block of a tensor or all of it, as torch's fully_shard and parallelize_module "
+            "place them"
+        )
     return Region(tuple(start), tuple(shape))
 
 
