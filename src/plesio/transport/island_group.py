@@ -59,7 +59,9 @@ class IslandGroup:
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """The sum of each of these over the ranks."""
-        sums = torch.tensor([*numbers, 0.0], dtype=torch.float64)  # gloo waits for nobody where there is nothing to add up
+        sums = torch.tensor(
+            [*numbers, 0.0], dtype=torch.float64
+        )  # gloo waits for nobody where there is nothing to add up
         self._wait(self._gloo.allreduce([sums]), "an exchange")
         return sums.tolist()[:-1]
 
