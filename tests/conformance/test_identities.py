@@ -181,7 +181,7 @@ def leaving(worker: ps.Worker) -> None:
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
 def test_a_round_of_the_remaining_workers_is_a_full_mean(name: str) -> None:
     """Weights and batch-norm statistics as under all-reduce, simulated too."""
-    want = final(ps.allreduce("torch"), leaving, 3)
+    want = final(ps.allreduce(), leaving, 3)
     assert_close(final(RECIPES[name](), leaving, 3), want)
     simulated = ps.run(leaving, ps.allreduce(), workers=3, engine=ps.Simulated("uniform"))
     assert_close(simulated.state_dict, want)

@@ -62,7 +62,7 @@ def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strate
     assert run.incidents == ()
     assert {path.read_text() for path in notes.iterdir()} == {"True"}
     assert len(list(notes.iterdir())) == 3
-    assert run.workers[-1].steps >= 6
+    assert max(one.steps for one in run.workers) >= 6
     assert run.state_dict
     assert json.loads((run.folder / "summary.json").read_text())["ended"] == WORDS
     assert f"ended: {WORDS}." in (run.folder / "report.html").read_text()

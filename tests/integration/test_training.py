@@ -194,15 +194,16 @@ def test_rounds_start_from_worker_0s_optimizer_state(name: str) -> None:
 
 
 def test_shared_memory_matches_the_formula() -> None:
-    """N + 2 versions (one more to evaluate), N slots, and the state of optimizer and correction."""
+    """N + 2 versions (one more to evaluate), N slots, and the state of optimizer and correction. To the run those that all-reduce
+    by torch are one worker."""
     model = loops.mlp()
     described, _ = describe(model, loops.momentum(model))
     whole = Layout(described.specs).nbytes
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=3)
     via_server = ((ps.sync_sgd(), 3 + 2 + 3 + 1), (ps.async_sgd(), 3 + 2 + 3 + (3 + 1)))
-    for strategy, copies in (*via_server, (ps.hogwild(), 1), (ps.allreduce("torch"), 2)):
+    for strategy, copies in (*via_server, (ps.hogwild(), 1), (ps.allreduce("torch"), 1 + 2 + 1)):
         run = ps.run(train, strategy, workers=3)
-        slots_at_least = PAGE if not strategy.via.at_server else 0
+        slots_at_least = PAGE if strategy.via.in_shared_memory else 0
         assert run.shared_bytes == copies * whole + PAGE + slots_at_least, strategy.name
 
 

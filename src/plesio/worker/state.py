@@ -82,7 +82,7 @@ class WorkerState:
         """Contribution `number` begins, with other random numbers than after its first batch."""
         self.number, self.stepped = number, 0
         if self.draws is None:
-            seed_step(self._own_seed, self.worker, ~(self.before + number))
+            seed_step(*self._seeded_as, ~(self.before + number))
 
     def begins(self, batches: int) -> bool:
         """Whether what is seeded begins with the next batch, after so many of the contribution under way: the contribution; or
@@ -92,10 +92,13 @@ class WorkerState:
     def reseed(self) -> None:
         """Its first batch is taken: its random numbers do not depend on what was drawn before."""
         if self.draws is None:
-            seed_step(self._own_seed, self.worker, self.before + self.number)
+            seed_step(*self._seeded_as, self.before + self.number)
 
     @property
-    def _own_seed(self) -> int:
-        """Processes that take other slices of a batch draw other numbers; those that compute on the same one draw alike."""
+    def _seeded_as(self) -> tuple[int, int]:
+        """The seed, and as which worker. Processes that take other slices of a batch draw other numbers; those that compute on
+        the same one draw alike; those that all-reduce draw as workers of one process each do."""
         part, _ = self.parts
-        return step_seed(self.seed, part, 0) if part else self.seed
+        if self.together > 1:
+            return self.seed, part
+        return step_seed(self.seed, part, 0) if part else self.seed, self.worker
