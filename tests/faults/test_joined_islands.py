@@ -115,6 +115,12 @@ def test_islands_over_tls(tmp_path: Path) -> None:
     assert_equal(run_of(ps.local_sgd(4), True, islands.train, certs), plain(ps.local_sgd(4)))
 
 
+@pytest.mark.slow
+def test_an_island_whose_ranks_are_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # as each of them is told then
+    assert_equal(run_of(ps.local_sgd(4), True, islands.train), plain(ps.local_sgd(4)))
+
+
 @NEAR_FAR
 def test_the_death_of_a_rank_is_one_death_and_a_successor_has_the_seat(tmp_path: Path, far: bool) -> None:
     train = partial(islands.train_or_die, folder=tmp_path, victim=1)

@@ -115,7 +115,7 @@ IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (says(LAUNCHER, launcher.Begun()), "no message"),
     (says(LAUNCHER, launcher.Logged(float("nan"), 1, {})), "no message"),
     (says(Kind.PULL, None), TURN),
-    (says(Kind.ANSWER, None), "a frame of kind ANSWER, as only a head does"),
+    (says(Kind.ANSWER, None), "a frame of kind ANSWER, which it may not"),
     (says(Kind.SESSION, remote.Resume(0)), "it asked for a seat"),
 ]
 BEFORE: list[tuple[Callable[[Wrong], None], str]] = [

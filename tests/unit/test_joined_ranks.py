@@ -174,7 +174,7 @@ HOLDS = Kind.CHANNEL, remote.Holds(LOWER_HALF), b""
         ([HOLDS, (Kind.TENSORS, remote.Put(), bytes(20))], "it put 20 bytes; 16 were expected"),
         ([HOLDS, (Kind.TENSORS, remote.Put(slot=False, copy=BUFFERS), bytes(20))], "copy 3 .* out of turn"),
         ([HOLDS, (Kind.PULL, remote.Get(-1, all=False), b"")], "asked for buffer -1 of 3"),
-        ([(Kind.DOORBELL, messages.Farewell(), b"")], "a frame of kind DOORBELL, as no rank but the first does"),
+        ([(Kind.DOORBELL, messages.Farewell(), b"")], "a frame of kind DOORBELL, which it may not"),
     ],
 )
 def test_what_a_mate_may_not_say_ends_its_deputy(between: Between, said: list[Any], why: str) -> None:

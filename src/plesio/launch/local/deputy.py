@@ -42,8 +42,6 @@ from plesio.transport.session import Session
 from plesio.transport.wire import ConnectionLostError, Frame, Wire
 from plesio.transport.wire import Kind as FrameKind
 
-TICK_S = 0.2
-decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNewcomer)
 decode_to_server: Callable[[bytes], messages.ToServer] = decoder_of(messages.ToServer)
 decode_to_launcher: Callable[[bytes], remote.ToLauncher] = decoder_of(remote.ToLauncher)
 decode_from_worker: Callable[[bytes], messages.FromWorker] = decoder_of(messages.FromWorker)
@@ -70,8 +68,7 @@ class Deputy(StandIn):
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
         self._listen(self._answer, self._from_answer)
-        self._hear = {
-            FrameKind.SESSION: self._part,
+        self._hear |= {
             FrameKind.CHANNEL: self._to_server,
             FrameKind.DOORBELL: self._to_doorbell,
             FrameKind.LAUNCHER: self._to_launcher,
@@ -79,17 +76,6 @@ class Deputy(StandIn):
         }
 
     # From the worker
-
-    def _from_far(self) -> bool:
-        """Pass one frame on; whether there was one."""
-        frame = self._session.receive(0.0)
-        if frame is None:
-            return False
-        handler = self._hear.get(frame.kind)
-        if handler is None:
-            raise ProtocolError(f"it sent a frame of kind {frame.kind.name}, as only a head does")
-        handler(frame)
-        return not self._parted
 
     def _heard(self, frame: Frame, message: Said) -> None:
         """Make sure that it may say this, and read what comes with it to where it belongs."""
@@ -161,11 +147,6 @@ class Deputy(StandIn):
     def _pulled(self, frame: Frame) -> None:
         self._heard(frame, Pull())
         self._session.send(FrameKind.TENSORS, b"", cut(self._ring.buffers[self._shown_at].read, self._payloads.moving))
-
-    def _part(self, frame: Frame) -> None:
-        if not isinstance(decode_knock(frame.body), remote.Parted):
-            raise ProtocolError("it asked for a seat, and has one")
-        self._parted = True
 
     # From the others
 

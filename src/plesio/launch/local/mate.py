@@ -16,7 +16,7 @@ from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.islands import Ties
 from plesio.launch.local.order import parts_fit
-from plesio.launch.local.stand_in import StandIn, decode_knock
+from plesio.launch.local.stand_in import StandIn
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
@@ -50,8 +50,7 @@ class MateDeputy(StandIn):
         self._slot = memoryview(b"")
         self._payloads: PartPayloads | None = None  # once it said what it holds
         self._listen(self._tie.fileno(), self._from_captain)
-        self._hear = {
-            FrameKind.SESSION: self._part,
+        self._hear |= {
             FrameKind.CHANNEL: self._holds,
             FrameKind.TENSORS: self._put,
             FrameKind.PULL: self._get,
@@ -78,16 +77,6 @@ class MateDeputy(StandIn):
             for one in others:
                 os.close(one)
         self._session.send(FrameKind.CHANNEL, encode(message))
-
-    def _from_far(self) -> bool:
-        frame = self._session.receive(0.0)
-        if frame is None:
-            return False
-        handler = self._hear.get(frame.kind)
-        if handler is None:
-            raise ProtocolError(f"it sent a frame of kind {frame.kind.name}, as no rank but the first does")
-        handler(frame)
-        return not self._parted
 
     def _holds(self, frame: Frame) -> None:
         part = decode_holds(frame.body).part
@@ -126,11 +115,6 @@ class MateDeputy(StandIn):
     def _to_launcher(self, frame: Frame) -> None:
         self._launcher.send(decode_last(frame.body))
         self._session.send(FrameKind.BEAT, b"")  # it waits for the word that this has come
-
-    def _part(self, frame: Frame) -> None:
-        if not isinstance(decode_knock(frame.body), remote.Parted):
-            raise ProtocolError("it asked for a seat, and has one")
-        self._parted = True
 
 
 def parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:

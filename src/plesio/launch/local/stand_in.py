@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,13 +17,13 @@ from plesio.transport.doorbell import Lookout
 from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, HungUpError, Kind, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Kind, Wire
 
 TICK_S = 0.2
 decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNewcomer)
 
 
-class StandIn(ABC):
+class StandIn:
     """Stands in for `name`, who is at the other end of `session`."""
 
     eager = False
@@ -38,6 +37,7 @@ class StandIn(ABC):
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         self._hears: dict[int, Callable[[], None]] = {}
+        self._hear: dict[Kind, Callable[[Frame], None]] = {Kind.SESSION: self._part}  # frames from the other side
         self._parted = False
         self._until_s = 0.0  # without a connection: when the time to come back is over
 
@@ -51,9 +51,21 @@ class StandIn(ABC):
         del self._hears[descriptor]
         self._poller.unregister(descriptor)
 
-    @abstractmethod
     def _from_far(self) -> bool:
-        """Take one frame; whether there was one."""
+        """Take one frame; whether another may follow."""
+        frame = self._session.receive(0.0)
+        if frame is None:
+            return False
+        handler = self._hear.get(frame.kind)
+        if handler is None:
+            raise ProtocolError(f"it sent a frame of kind {frame.kind.name}, which it may not")
+        handler(frame)
+        return not self._parted
+
+    def _part(self, frame: Frame) -> None:
+        if not isinstance(decode_knock(frame.body), remote.Parted):
+            raise ProtocolError("it asked for a seat, and has one")
+        self._parted = True
 
     def run(self) -> None:
         """Pass on what is said, until somebody is gone, or the other side says what it may not."""
