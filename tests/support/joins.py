@@ -38,7 +38,7 @@ def main(folder: Path, strategy: str, victim: str, deaths: str, expected: str = 
 
     with ps.join(strategy, runs=folder / "runs") as worker:
         told = [os.environ[name] for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ]
-        assert worker._context.local_rank == int(told[0] if told else worker.rank)
+        assert worker.island.local_rank == int(told[0] if told else worker.rank)
         (folder / f"joined-{worker.rank}-{os.getpid()}").touch()
         die("before")
         generator = torch.Generator().manual_seed(0)

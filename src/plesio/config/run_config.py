@@ -281,6 +281,11 @@ class RunConfig:
         return self.ranks if self.strategy.every.among_ranks else self.workers
 
     @property
+    def together(self) -> int:
+        """How many batches a lease counts as one: those of a step that all processes of an island take."""
+        return self.ranks if self.strategy.every.among_ranks else 1
+
+    @property
     def lone(self) -> bool:
         """Whether there is and will be one process that trains."""
         return self.seats == self.ranks == 1

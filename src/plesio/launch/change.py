@@ -63,6 +63,8 @@ def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
         return f"seed={manifest.seed}, this one has seed={config.seeded}"
     if was.send.privacy != now.send.privacy:
         return f"strategy={was.name}, and what that spent of its privacy does not count under {now.name}"
+    if config.together != manifest.together:
+        return f"{manifest.together} batches a step, one for each worker that all-reduces, and this one has {config.together}"
     clients = [(one.every.by_client, one.every.by_client and one.gather.in_rounds) for one in (was, now)]
     if clients[0] != clients[1]:
         return f"strategy={was.name}, which counts clients, rounds or batches otherwise than {now.name}"

@@ -60,8 +60,7 @@ from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.regions import Held as Share
-from plesio.worker.replicas.regions import agreed
+from plesio.worker.replicas.regions import Share, agreed
 from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
@@ -130,11 +129,11 @@ class Participation(ABC):
     def __init__(
         self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool, stealing: bool
     ) -> None:
-        self.rank = self.local_rank = rank
+        self.rank = rank
         self.workers = workers
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
-        self.island = Island(self.state)
+        self.island = Island(self.state, local_rank=rank)
         self.in_parts = not stealing
         self.now_s = timer.now_s
         self._timer = timer
@@ -211,7 +210,10 @@ class Participation(ABC):
         if group is None and not any(map(is_split, tensors)):
             return None
         if why := no_islands(self._strategy):
-            raise ConfigurationError(f"the model is split by torch (a DTensor), and under {self._strategy.name} {why}")
+            what = (
+                "this worker is several processes" if group is not None else "the model is split by torch (a DTensor)"
+            )
+            raise ConfigurationError(f"{what}, and under {self._strategy.name} {why}")
         check_model(given.model, self.island, tensors)
         if group is None:
             return Shards(tensors, agreed([spec.name for spec in specs], tensors, 0, lambda numbers: [list(numbers)]))
@@ -311,7 +313,7 @@ class Participation(ABC):
 
     def _check_order(self, group: IslandGroup, request: LeaseRequest) -> None:
         """Raise `ConfigurationError` unless all ranks drew the same batches for this epoch."""
-        every = group.rows([request.total, request.digest])
+        every = group.rows([request.total, request.digest], f"data of epoch {request.epoch}")
         others = [rank for rank, one in enumerate(every) if one != every[group.rank]]
         if not others:
             return

@@ -127,9 +127,11 @@ class StateWanted(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateGiven(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker, with the descriptor of memory that holds the tensors which the keys of `carried` name."""
+    """The server to a worker, with the descriptor of memory that holds the tensors which the keys of `carried` name. `version`:
+    the server's then."""
 
     carried: Carried
+    version: int = 0
 
 
 class GroupWanted(msgspec.Struct, tag=True, frozen=True):

@@ -46,7 +46,13 @@ class Checkpointer:
     """Writes one run's checkpoints, and `counts` what each worker contributed, if that is to be kept."""
 
     def __init__(
-        self, keeping: Keeping, strategy: Strategy, workers: int, seats: int = 0, counts: bool = False
+        self,
+        keeping: Keeping,
+        strategy: Strategy,
+        workers: int,
+        seats: int = 0,
+        counts: bool = False,
+        together: int = 1,
     ) -> None:
         self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
@@ -57,7 +63,7 @@ class Checkpointer:
         resumed = Path(keeping.resume) if keeping.resume else None
         self._store = CheckpointStore(Path(keeping.folder), keeping.keep, resumed)
         self._failed: set[str] = set()  # why those since the last one that was written could not be
-        self._workers = workers
+        self._workers, self._together = workers, together
         seats = seats or workers
         self.before = [Progress()] * seats
         self._made = [Progress()] * seats
@@ -122,6 +128,7 @@ class Checkpointer:
             order=sequencer.state(),
             numbers=kept.numbers,
             progress=tuple(self._made),
+            together=self._together,
             steps=done.steps,
             samples=done.samples,
             riders=self.riders.kept(),

@@ -63,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         order: the sequencer's state.
         numbers: the folder's.
         progress: how far the worker in each seat was.
+        together: how many batches are one for the order, being a step's (`RunConfig.together`).
         steps, samples: of all workers together, without those called off.
         riders: see `plesio.riders`.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
@@ -79,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     order: SequencerState
     numbers: dict[str, Any]
     progress: tuple[Progress, ...]
+    together: int = 1
     steps: int = 0
     samples: int = 0
     riders: dict[str, Any] = {}

@@ -65,11 +65,11 @@ class IslandGroup:
         self._wait(self._gloo.allreduce([sums]), "an exchange")
         return sums.tolist()[:-1]
 
-    def rows(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of each rank, in order; all give as many."""
+    def rows(self, numbers: Sequence[int], what: str = "prepare") -> list[list[int]]:
+        """The numbers of each rank, in order; all give as many. `what` it is for, in errors."""
         mine = torch.tensor(numbers, dtype=torch.int64)
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
-        self._wait(self._gloo.allgather([every], [mine]), "prepare")
+        self._wait(self._gloo.allgather([every], [mine]), what)
         return [one.tolist() for one in every]
 
     def told(self, call: Callable[[], bytes]) -> bytes:
@@ -132,7 +132,7 @@ class IslandGroup:
 def late(error: RuntimeError) -> bool:
     """Whether a collective failed because not all came in time, as gloo says it."""
     words = str(error).lower()
-    return "timed out" in words or "timeout" in words
+    return broke(error) and ("timed out" in words or "timeout" in words)
 
 
 def broke(error: BaseException) -> bool:

@@ -53,7 +53,6 @@ class WorkerContext(Lessor, Protocol):
     """What `plesio.worker.worker.Worker` asks of its surroundings."""
 
     rank: int
-    local_rank: int  # among the workers of its host
     workers: int
     seed: int
     server_pid: int

@@ -75,9 +75,8 @@ class Island:
     @property
     def device(self) -> torch.device:
         """The device that this rank should take: a GPU of this host by its `local_rank`, else the CPU."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
+        gpus = torch.cuda.device_count()
+        return torch.device("cuda", self.local_rank % gpus) if gpus else torch.device("cpu")
 
     def all_have(self, more: bool) -> bool:
         """Whether every rank has `more`; all of them ask."""
@@ -109,6 +108,8 @@ class Island:
 
     def _mesh(self, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         kind = self.device.type
+        if kind == "cuda":  # FSDP2 takes the current device, and torch would set it by the rank in the island
+            torch.cuda.set_device(self.device)
         if not dist.is_initialized():  # a lone process: it is the group
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         if dist.get_world_size() == self.ranks:

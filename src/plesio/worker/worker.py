@@ -97,8 +97,7 @@ class Worker:
         A worker takes the GPU of its number among the workers of its host. Under `ps.join` torchrun (LOCAL_RANK) and SLURM
         (SLURM_LOCALID) tell that number; else it is the worker's `rank`.
         """
-        gpus = torch.cuda.device_count()
-        return torch.device("cuda", self._context.local_rank % gpus) if gpus else torch.device("cpu")
+        return self.island.device
 
     @property
     def staleness(self) -> int:

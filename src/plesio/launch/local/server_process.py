@@ -73,7 +73,9 @@ class Server(Replies):
             one.nominal = pace_of(config, one.worker)
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         workers, seats = config.workers, config.seats
-        checkpointer = Checkpointer(job.keeping, strategy, workers, seats, counts=job.comes_and_goes)
+        checkpointer = Checkpointer(
+            job.keeping, strategy, workers, seats, counts=job.comes_and_goes, together=config.together
+        )
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
         lay_out = partial(
@@ -287,7 +289,7 @@ class Server(Replies):
                 self._give(line, message)
             case protocol.StateWanted():
                 carried, block = self._machine.state_for(line.worker)
-                line.say(protocol.StateGiven(carried), (block.fd,))
+                line.say(protocol.StateGiven(carried, self._program.version), (block.fd,))
                 block.close()
             case protocol.GroupWanted():
                 line.say(self._meeting.group(line.worker in self._program.sequencer.waited_for, self._program.stopping))

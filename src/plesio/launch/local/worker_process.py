@@ -211,6 +211,9 @@ class ProcessContext(Participation):
     def _state(self, layout: Layout) -> tuple[Carried, SharedBlock]:
         self._tell(messages.StateWanted())
         given, descriptors = self._received(messages.StateGiven, "the optimizer's state", of_all=True)
+        while given.version < self.state.version:  # the captain asked for that one alone, before
+            close_quietly(*descriptors)
+            given, descriptors = self._received(messages.StateGiven, "the optimizer's state", of_all=True)
         return given.carried, SharedBlock(descriptors[0], layout.nbytes * len(given.carried.keys) or PAGE)
 
     @contextmanager

@@ -155,7 +155,7 @@ def join(
     if ranks is not None and store is None:
         store = ranks.tell(context.ticket, context.rank, isinstance(context, NeighbourContext), rejoin_s)
     seed_everything(context.seed)
-    context.local_rank = local_rank(context.rank)
+    context.island.local_rank = local_rank(context.rank)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
     try:

@@ -116,9 +116,9 @@ class IslandBell:
         stamps = [number for one in self.stamps() for number in (one, one * one)]
         totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks, *stamps])
         self._same_kind(totals)
-        if message.number <= PROBED:
-            self._check_together()
         _, _, broken, samples, losses, judges, *rest = totals
+        if message.number <= PROBED and not broken:  # else who is not finite has filled nothing
+            self._check_together()
         lacking, stamped, ranks = rest[: self.tensors], rest[self.tensors :], self._group.ranks
         for place, (total, squares) in enumerate(zip(stamped[::2], stamped[1::2], strict=True)):
             if total * total != squares * ranks:

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from plesio.errors import CheckpointError
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.finite import are_finite, finite_flag
 from plesio.tensors.local import is_split, local_of, split_like
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
-from plesio.worker.replicas.regions import Held
+from plesio.worker.replicas.regions import Share
 from plesio.worker.replicas.replica import Replica
 
 PROBED = 2  # the first contributions
@@ -35,10 +36,11 @@ class Part(NamedTuple):
 class Shards:
     """The local parts of a model's `tensors`, of which a rank holds and sends what `held` says."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[Held]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[Share]) -> None:
         self.tensors = tuple(tensors)
         self.local = list(map(local_of, tensors))
         self._held = held
+        self.region_numbers = torch.tensor([n for one in held for n in (*one.holds.start, *one.holds.shape)])
         self._inner = [one.sends.within(one.holds) for one in held]
         self._parts: dict[int, tuple[Arena, Part]] = {}  # by arena, which is kept so that no other gets its identity
 
@@ -135,6 +137,16 @@ class ShardReplica(Replica):
                 return are_finite(sent)
             flag = finite_flag(sent or self._shards.local[:1])
         return all(self._copies.wait(flag, *(() if self.finite is None else (self.finite,))))
+
+    def own(self) -> dict[str, torch.Tensor]:
+        return {"holds": self._shards.region_numbers}
+
+    def take_up(self, own: dict[str, torch.Tensor]) -> None:
+        if "holds" in own and not torch.equal(own["holds"], self._shards.region_numbers):
+            raise CheckpointError(
+                "the ranks of this worker held other parts of its model when the run was interrupted: split it as it was split, "
+                "or leave its optimizer's state behind by another number of ranks"
+            )
 
     def _fill(self) -> list[torch.Tensor]:
         """Bring what this rank sends of the trained tensors into the slot, or have it copied there; what that is."""

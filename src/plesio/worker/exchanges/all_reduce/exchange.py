@@ -23,7 +23,7 @@ from plesio.worker.warn import warn
 SLOWER = (
     "allreduce: a GPU is visible, so the gradients are averaged by torch, and the prepared model is on the CPU, where the server "
     "does it faster, in memory that the workers share: set CUDA_VISIBLE_DEVICES='' for this run, or move the model to "
-    "worker.island.device before prepare. allreduce('torch') asks for torch's way without this warning"
+    "worker.device before prepare. allreduce('torch') asks for torch's way without this warning"
 )
 
 SHARE_MAX = 0.05  # of the time, for showing the server where the workers are
@@ -77,10 +77,15 @@ class AllReduceExchange(ServerExchange):
         self._begin_step()
 
     def _step_here(self) -> None:
-        if self._closure is None and not self.replica.check_gradients():
+        if not self.replica.tensors[
+            0
+        ].is_cpu:  # it is not waited for: what follows a gradient that is not finite is dropped
+            super()._step_here()
+        elif self._closure is None and not self.replica.check_gradients():
             self._skip()
             return
-        self.move()
+        else:
+            self.move()
         self._keep_buffers()
 
     def _skip(self) -> None:
