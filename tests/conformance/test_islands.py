@@ -234,3 +234,27 @@ def test_an_island_that_left_has_a_successor_of_as_many_ranks() -> None:
     assert run.steps == 400
     assert asked == [1, 2]
     assert run.summary.incidents[-1].what == "worker 1 is back"
+
+
+def test_islands_that_split_the_model_otherwise_do_not_go_on_with_the_state_of_their_optimizers(tmp_path: Path) -> None:
+    given = {"workers": 1, "ranks": 2, "seed": 3}
+    ps.run(
+        partial(islands.train, inside="fsdp", epochs=1),
+        ps.local_sgd(4),
+        checkpoint=ps.Checkpoint(folder=tmp_path, every_s=3600),
+        **given,
+    )
+    with pytest.raises(ps.CheckpointError, match="held other parts of its model"):
+        ps.run(partial(islands.train, inside="ddp"), ps.local_sgd(4), resume=tmp_path, **given)
+
+
+def told_its_device(worker: ps.Worker) -> str:
+    islands.train(worker, inside="ddp", epochs=1)
+    return f"{worker.rank} {worker.island.rank} {worker.island.local_rank}"
+
+
+def test_each_process_of_a_host_has_a_number_of_its_own_there() -> None:
+    """By which it takes a GPU."""
+    run = ps.run(told_its_device, ps.local_sgd(4), workers=2, ranks=2)
+    assert sorted(run.returned)[0] == "0 0 0"
+    assert sorted(run.returned)[1] == "1 0 2"

@@ -289,3 +289,13 @@ def test_forward_keeps_its_signature_and_may_be_wrapped(alone: None) -> None:
     assert calls == [2]
     output.sum().backward()
     assert model.weight.grad is not None
+
+
+def test_a_run_of_other_workers_is_not_gone_on_with(tmp_path: Path) -> None:
+    """A lease is of a step's batches, of which there are as many as workers."""
+    train = partial(dies_once, folder=str(tmp_path), flag=None)
+    ps.run(train, TORCHS, workers=2, checkpoint=ps.Checkpoint(folder=tmp_path / "kept"))
+    with pytest.raises(
+        ps.CheckpointError, match="2 batches a step, one for each worker that all-reduces, and this one has 3"
+    ):
+        ps.run(train, TORCHS, workers=3, resume=tmp_path / "kept")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
-from plesio.transport.island_group import IslandGroup
+from plesio.transport.island_group import IslandGroup, late
 
 
 def test_a_total_of_nothing_waits_for_all_ranks() -> None:
@@ -26,3 +26,8 @@ def test_a_total_of_nothing_waits_for_all_ranks() -> None:
     assert group.total([]) == []
     assert came.is_set()
     other.join()
+
+
+def test_what_a_user_raises_is_no_collective_that_nobody_came_to() -> None:
+    assert late(RuntimeError("[../third_party/gloo/gloo/transport/tcp] Timed out waiting 20000ms for recv operation"))
+    assert not late(RuntimeError("DataLoader timed out after 5 seconds"))
