@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from torch import nn
+
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError
 from plesio.observe.provenance import without_arguments
@@ -21,6 +23,10 @@ def check_functions(config: RunConfig, train: Any, evaluate: object, watch: obje
     for name, (given, what) in functions.items():
         if given is not None and not callable(given):
             raise ConfigurationError(f"{name}={given!r}: a function that takes {what}")
+    if isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"model={type(model).__name__}(...): give what builds it, uncalled (model=build), for the evaluator's process"
+        )
     plain = without_arguments(train)
     plain = plain if inspect.isroutine(plain) else type(plain).__call__
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):

@@ -54,7 +54,7 @@ from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.own_step import OwnStepExchange
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.exchanges.shared_memory import SharedMemoryExchange
-from plesio.worker.guards.split import check_alike, check_model
+from plesio.worker.guards.split import check_alike, check_kind, check_model
 from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
@@ -183,6 +183,8 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
+        if self.island.group is not None:
+            check_kind(given.model)  # before its tables' kernels are compiled
         hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows, self._plain)
         shards = self._split = self._shards(hello, given, tensors)
         if shards is not None:  # it copies tensor by tensor, and each rank's may lie in another order

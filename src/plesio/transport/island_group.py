@@ -44,14 +44,22 @@ class IslandGroup:
         host: this rank's address, as the others reach it.
 
     Raises:
-        RuntimeError: not all ranks came to the store in time.
+        DeadlineError: not all ranks came to the store in time.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout_s: float, name: str, host: str = LOOPBACK) -> None:
         self.rank, self.ranks, self.name = rank, ranks, name
         self._timeout_s = timeout_s
         patience = timedelta(seconds=timeout_s)
-        self._gloo: Any = gloo_among(PrefixStore("island", store), rank, ranks, patience, host)
+        try:
+            self._gloo: Any = gloo_among(PrefixStore("island", store), rank, ranks, patience, host)
+        except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
+            raise DeadlineError(
+                f"{name}, rank {rank} of {ranks}: not all of its ranks came within {timeout_s:g} s; start as many processes as it "
+                "has ranks"
+            ) from error
 
     @property
     def is_captain(self) -> bool:

@@ -20,7 +20,7 @@ from plesio.launch.local.stand_in import StandIn
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
-from plesio.protocol.launcher import Failed, Finished
+from plesio.protocol.launcher import Failed, Finished, StopRequest
 from plesio.protocol.payloads import PartPayloads, cut
 from plesio.tensors.arena import Layout
 from plesio.transport.channel import Channel, ChannelClosedError
@@ -32,7 +32,7 @@ from plesio.transport.wire import Kind as FrameKind
 decode_holds: Callable[[bytes], remote.Holds] = decoder_of(remote.Holds)
 decode_put: Callable[[bytes], remote.Put] = decoder_of(remote.Put)
 decode_get: Callable[[bytes], remote.Get] = decoder_of(remote.Get)
-decode_last: Callable[[bytes], Finished | Failed] = decoder_of(Finished | Failed)
+decode_said: Callable[[bytes], StopRequest | Finished | Failed] = decoder_of(StopRequest | Finished | Failed)
 
 
 class MateDeputy(StandIn):
@@ -113,7 +113,7 @@ class MateDeputy(StandIn):
         return self._payloads
 
     def _to_launcher(self, frame: Frame) -> None:
-        self._launcher.send(decode_last(frame.body))
+        self._launcher.send(decode_said(frame.body))
         self._session.send(FrameKind.BEAT, b"")  # it waits for the word that this has come
 
 

@@ -92,9 +92,8 @@ class ProcessContext(Participation):
         self._engine.send_in_time(Visited(visits))
 
     def stop(self, why: str) -> None:
-        if self._line is not None or self._strategy.every.among_ranks:
-            with suppress(ChannelClosedError):  # the run is over anyway
-                self._engine.send(StopRequest(why))
+        with suppress(ChannelClosedError):  # the run is over anyway
+            self._engine.send(StopRequest(why))
 
     def _tell(self, message: messages.ToServer, descriptors: Sequence[int] = ()) -> None:
         """Tell the server on the channel, if this rank is known to it. That it is gone, the answer's end of file tells."""

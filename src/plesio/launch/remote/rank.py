@@ -108,10 +108,6 @@ class RankContext(RemoteContext):
         if self.island.rank == 0:
             super().logged(steps, metrics)
 
-    def stop(self, why: str) -> None:
-        if self.island.rank == 0 or self._strategy.every.among_ranks:
-            super().stop(why)
-
     def _memory(self, layout: Layout) -> tuple[Arena, Arena]:
         one = Arena.private(layout)
         return one, one

@@ -20,6 +20,17 @@ from plesio.worker.island import Island
 
 def check_model(model: nn.Module, island: Island, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigurationError` for a model that cannot be exchanged by ranks, or whose ranks would train on the wrong data."""
+    check_kind(model)
+    if island.ranks > 1 and island.parts == (island.rank, island.ranks) and _splits_layers(model, tensors):
+        raise ConfigurationError(
+            "ranks of this worker split layers among them (tensor parallelism), and would each compute on another slice of a "
+            "batch: make the mesh with worker.island.mesh_of(dp=..., tp=...), or set worker.island.parts = (part, parts) so that "
+            "ranks which share a layer have the same part"
+        )
+
+
+def check_kind(model: nn.Module) -> None:
+    """Raise `ConfigurationError` for a model that no ranks exchange."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ConfigurationError(
             "prepare was given a DistributedDataParallel: prepare the model in it, and wrap what prepare returns"
@@ -27,12 +38,6 @@ def check_model(model: nn.Module, island: Island, tensors: Sequence[torch.Tensor
     if named_tables(model):
         raise ConfigurationError(
             "a worker of several processes has no tables (ps.Table): leave ranks out, or the tables"
-        )
-    if island.ranks > 1 and island.parts == (island.rank, island.ranks) and _splits_layers(model, tensors):
-        raise ConfigurationError(
-            "ranks of this worker split layers among them (tensor parallelism), and would each compute on another slice of a "
-            "batch: make the mesh with worker.island.mesh_of(dp=..., tp=...), or set worker.island.parts = (part, parts) so that "
-            "ranks which share a layer have the same part"
         )
 
 
