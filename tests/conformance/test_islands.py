@@ -258,3 +258,20 @@ def test_each_process_of_a_host_has_a_number_of_its_own_there() -> None:
     run = ps.run(told_its_device, ps.local_sgd(4), workers=2, ranks=2)
     assert sorted(run.returned)[0] == "0 0 0"
     assert sorted(run.returned)[1] == "1 0 2"
+
+
+def stopped_by_its_last_rank(worker: ps.Worker) -> None:
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    net = torch.nn.parallel.DistributedDataParallel(model)
+    for step in range(100_000):
+        optimizer.zero_grad()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if step == 5 and worker.island.rank == 1:
+            worker.stop("enough")
+
+
+def test_any_rank_may_stop_the_run() -> None:
+    run = ps.run(stopped_by_its_last_rank, ps.local_sgd(4), workers=1, ranks=2, timeout_s=60.0)
+    assert run.summary.ended == "worker 0 stopped the run: enough"

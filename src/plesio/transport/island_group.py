@@ -57,8 +57,8 @@ class IslandGroup:
             if "timeout" not in str(error).lower():
                 raise
             raise DeadlineError(
-                f"{name}, rank {rank} of {ranks}: not all of its ranks came within {timeout_s:g} s; start as many processes as it "
-                "has ranks"
+                f"{name}, rank {rank} of {ranks}: not all of its ranks came within {timeout_s:g} s; start as many "
+                "processes as it has ranks"
             ) from error
 
     @property
