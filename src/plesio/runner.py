@@ -169,7 +169,9 @@ def start(
     with alone(ALONE):
         check_functions(config, train, evaluate, watch)
         if model is not None:
-            raise ConfigurationError("model= is for workers of several processes (ranks=), and those are for one host")
+            raise ConfigurationError(
+                "model= is not possible with engine=ps.Ray(): its head evaluates a copy of a worker's model"
+            )
         if watch is not None or sinks:
             raise ConfigurationError(
                 "watch= and sinks= are not possible with engine=ps.Ray(): the run stands at its head; until= works there"
@@ -190,11 +192,13 @@ def _on_ray(
     """The runs in the folder that is `shown` are on the page."""
     from plesio.launch.remote.ray_backend import run_on_ray
 
+    island = config.ranks > 1
+
     def loop() -> None:
         from plesio.launch.remote.join import join
 
         assert train is not None, "Ray's own workers join a local head"
-        with join() as worker:
+        with join(island=island) as worker:
             train(worker)
 
     with contextlib.ExitStack() as stack:

@@ -23,13 +23,18 @@ def test_ray_train_has_what_the_backend_uses() -> None:
     assert Backend.has_replica_groups is False, (
         f"Backend.has_replica_groups, by which a worker is replaced alone; {WHERE}"
     )
-    for name, uses in {"on_start": ["self", "worker_group", "backend_config"]}.items():
+    for name in ("on_start", "on_shutdown"):
+        uses = ["self", "worker_group", "backend_config"]
         assert list(inspect.signature(getattr(Backend, name)).parameters) == uses, f"Backend.{name}; {WHERE}"
     for name in ("backend_cls", "train_func_context"):
         assert isinstance(inspect.getattr_static(BackendConfig, name), property), f"BackendConfig.{name}; {WHERE}"
     for group in (WorkerGroup, ReplicaGroup):
         assert callable(group.execute), f"{group.__name__}.execute; {WHERE}"
         assert callable(group.__len__), f"len({group.__name__}); {WHERE}"
+        assert callable(group.get_workers), f"{group.__name__}.get_workers; {WHERE}"
+    assert "before_replica_group_shutdown" in inspect.getsource(ReplicaGroup.shutdown), (
+        f"who calls on_shutdown before a worker is replaced; {WHERE}"
+    )
     assert "_manages_replica_groups" in inspect.getsource(TrainController), f"who replaces single workers; {WHERE}"
     assert "on_start" in inspect.getsource(BackendSetupCallback.after_execution_group_start), (
         f"who calls on_start; {WHERE}"

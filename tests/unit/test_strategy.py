@@ -456,8 +456,8 @@ def test_recipes_with_settings_document_what_they_raise(name: str) -> None:
     assert re.search(r"\n\s+Raises:\n\s+StrategyError: ", recipes.RECIPES[name].__doc__ or "")
 
 
-RAY = "plesio.launch.remote.ray_backend"
-"""Needs Ray, which is an extra."""
+RAY = "plesio.launch.remote.ray_"
+"""These need Ray, which is an extra."""
 
 
 def test_every_public_error_is_exported() -> None:

@@ -17,10 +17,11 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 class Ray(Engine):
     """Where a run is to take place: on the Ray cluster that this program is connected with, or on one of this host.
 
-    Ray gives each worker its place and replaces it when it dies. Needs `pip install 'plesio[ray]'`.
+    Ray gives each worker its place and replaces it when it dies. Of an island (`ranks=`) that is each rank, and all of them
+    when one dies. Needs `pip install 'plesio[ray]'`.
 
     Args:
-        resources: what each worker takes, by Ray's names.
+        resources: what each worker takes, by Ray's names; of an island, each of its ranks.
         placement: "PACK" puts workers on few hosts, "SPREAD" on many; STRICT_ before it insists on that.
         insecure: talk between hosts in the clear; else TLS is used, with certificates that are made for the run.
 
@@ -31,7 +32,6 @@ class Ray(Engine):
     elsewhere: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("faults", "pace"), "is for processes of this host; on Ray, kill them yourself"),
-        "ranks": "is for processes of this host",
         "threads": "is for processes of this host; Ray gives its workers theirs",
         "workers_max": (
             "is for processes of this host, and for ps.join; on Ray, its scaling_config says how many there are"

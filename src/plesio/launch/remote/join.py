@@ -234,7 +234,7 @@ def _by_now(where: Place) -> Place:
     """Where the head is: one that Ray restarts has another address with each of its lives."""
     if not where.actor:
         return where
-    from plesio.launch.remote.ray_backend import found
+    from plesio.launch.remote.ray_worker import found
 
     return found(where)
 

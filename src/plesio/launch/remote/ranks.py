@@ -6,6 +6,8 @@
 | LOCAL_RANK               | its number on this host (else RANK)                                   |
 | MASTER_ADDR, MASTER_PORT | where torchrun's agent keeps a store; without an agent, rank 0 makes it |
 
+On Ray the head's actor keeps it, and says so by the same variables.
+
 Rank 0, the captain, takes a seat as any worker does, and writes into that store what the others need to be tied to it. The ranks
 then find each other by a store of the captain's own. torchrun's outlives a restart of the ranks, and in it they would find where
 their predecessors were (pytorch#135712).
@@ -41,6 +43,7 @@ class Captain(msgspec.Struct, frozen=True):
     ticket: bytes
     worker: int
     beside: bool
+    host: str
     port: int
     life: str
 
@@ -91,8 +94,6 @@ class Ranks(NamedTuple):
         """This host's address, as the other ranks reach it."""
         if not self.spread:
             return LOOPBACK
-        if self.rank == 0:
-            return socket.gethostbyname(self.host)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:  # nothing is sent
             one.connect((self.host, self.port))
             own: str = one.getsockname()[0]
@@ -102,7 +103,7 @@ class Ranks(NamedTuple):
         """The captain has a seat: tell the others. The store by which the ranks find each other."""
         board = self._board(timeout_s)
         own = rendezvous_store(self.own_host) if self.agent else board
-        captain = Captain(ticket, worker, beside, own.port, secrets.token_hex(8))
+        captain = Captain(ticket, worker, beside, self.own_host, own.port, secrets.token_hex(8))
         own.set(captain.life, "")
         board.set(self.key, msgspec.msgpack.encode(captain))
         return own
@@ -115,13 +116,12 @@ class Ranks(NamedTuple):
         """
         end_s = time.monotonic() + timeout_s
         board = self._board(timeout_s)
-        host = self.host if self.spread or not self.agent else LOOPBACK
         while time.monotonic() < end_s:
             if board.check([self.key]):  # else it is on its way; what is there may be its predecessor's
                 captain = msgspec.msgpack.decode(board.get(self.key), type=Captain)
                 with suppress(OSError, RuntimeError):  # torch's own are of this class
-                    socket.create_connection((host, captain.port), ASK_S).close()
-                    store = connected_store(host, captain.port, ASK_S)
+                    socket.create_connection((captain.host, captain.port), ASK_S).close()
+                    store = connected_store(captain.host, captain.port, ASK_S)
                     if store.check([captain.life]):
                         store.set_timeout(timedelta(seconds=timeout_s))
                         return captain, store

@@ -1,4 +1,5 @@
-"""Ray Train as the engine of a run. All of Ray's developer API that plesio uses is in this file.
+"""Ray Train as the engine of a run. All of Ray's developer API that plesio uses is in this file; `ray_worker` is what its
+workers do.
 
     driver --> Ray's controller --on_start--> Head (actor): launcher, server, deputies
                      |                          ^ where is it?  ^ TCP
@@ -9,6 +10,8 @@
 | a worker          | Ray's controller           | replaces it alone (`has_replica_groups`); its successor takes its seat  |
 | the head, or its  | Ray                        | starts the actor anew: it goes on from the newest checkpoint; workers   |
 | server            |                            | ask where it is now and rejoin in place                                 |
+| a rank of an      | its other ranks raise;     | replaces each; they meet again by a store that the head keeps, and the  |
+| island            | Ray's controller          | island takes its seat                                                   |
 | all workers       | Ray's controller           | starts a new group, which joins the head, or has it begin again         |
 
 A worker knows the head by the actor's name (PLESIO_JOIN=ray:NAME), since its address changes with each of its lives.
@@ -22,10 +25,9 @@ import os
 import secrets
 import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +38,22 @@ from plesio.config.on_ray import Ray
 from plesio.entry import entry
 from plesio.errors import (
     ConfigurationError,
-    PlesioError,
     ServerLostError,
-    StopRun,
     WorkerLostError,
-    error_class,
     words_of,
 )
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import Door
 from plesio.launch.remote.find import Place
+from plesio.launch.remote.ray_worker import ANEW, HOW, NAMESPACE, REJOIN_S, Standing, missing, to_the_end
 from plesio.launch.start import start
 from plesio.server.checkpoints import FOLDER, kept_in
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
 from plesio.transport.certificates import make_certificates
+from plesio.transport.collective import rendezvous_store
 from plesio.transport.secure import Credentials
 
-HOW = "pip install 'plesio[ray]', which is ray[train] 2.56 or later"
 try:
     import ray
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
@@ -62,40 +62,13 @@ try:
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer as DataParallelTrainer
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
-    raise ImportError(f"plesio on Ray needs Ray Train, which cannot be imported ({error}): {HOW}") from error
+    raise missing(error) from error
 if not hasattr(Backend, "has_replica_groups"):
     raise ImportError(f"Ray {ray.__version__} replaces no single workers (Backend.has_replica_groups): {HOW}")
 
-NAMESPACE = "plesio"
-ASK_S = 10.0  # how long the head may take to say where it is; it is asked again
-POLL_S = 0.5
-REJOIN_S = 300.0  # how long a head waits when all workers are gone: Ray takes up to a minute to place new ones
 PLACED_MAX = 10  # how often Ray may fail to place workers, for a minute each time, until the run is given up
 LOST = (ServerLostError.__name__, WorkerLostError.__name__)  # what a new group of workers makes good
-ANEW = (
-    "the run's head died, and there is no checkpoint to go on from: everything begins anew. checkpoint=ps.Checkpoint(every_s=60) "
-    "with runs= would have kept the run"
-)
 NOT_HERE = ("engine", "workers_max", "faults", "pace", "watch")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
-    """How the head stands. `life`: another with each start of the run; `certificates`: a worker's, by the
-    names of their files; `anew`: whether that life went on from nothing; `kind`, `why`: the error that ended it."""
-
-    life: str = ""
-    place: Place | None = None
-    certificates: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    anew: bool = True
-    over: bool = False
-    kind: str = ""
-    why: str = ""
-
-    def check(self) -> None:
-        """Raise what ended the run, if anything did."""
-        if self.kind:
-            raise (error_class(self.kind) or PlesioError)(self.why)
 
 
 class PlesioConfig(BackendConfig):  # type: ignore[misc]
@@ -111,13 +84,15 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
 
     Args:
         strategy, evaluate: as for `ps.run`; evaluate is called at the head.
+        ranks: how many of Ray's workers, one after the other, are one worker of the run, an island. Their loop has
+            `with ps.join(island=True) as worker:`.
         insecure: talk between hosts in the clear. Otherwise TLS is used, with certificates that the head makes for this run
             and hands out over Ray's own connections, as it does the token: they are as safe as these.
         rejoin_s: how long the head waits when all workers are gone.
-        options: those of `ps.run`, but engine, workers_max, faults, pace and watch. There are as many workers as Ray starts.
-            `on_worker_error` is "continue" if it is not given: what to do about a worker that raises is Ray's to say. `runs`
-            gets a folder for this run, which has a run folder for each life of the head. The head is on the driver's host,
-            or, if that is lost, on any.
+        options: those of `ps.run`, but engine, workers_max, faults, pace and watch. There are as many workers as Ray
+            starts, or islands of them. `on_worker_error` is "continue" if it is not given: what to do about a worker that
+            raises is Ray's to say. `runs` gets a folder for this run, which has a run folder for each life of the head. The
+            head is on the driver's host, or, if that is lost, on any.
 
     Raises:
         StrategyError, ConfigurationError: options that cannot work.
@@ -129,6 +104,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         strategy: Strategy | str | Callable[..., Strategy] = DEFAULT,
         *,
         evaluate: Callable[..., Mapping[str, float]] | None = None,
+        ranks: int = 1,
         insecure: bool = False,
         rejoin_s: float = REJOIN_S,
         **options: Any,
@@ -138,9 +114,10 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
                 raise ConfigurationError(f"{name}= is not possible on Ray")
         self.name = f"plesio-{secrets.token_hex(4)}"
         self.token = secrets.token_hex()
+        self.ranks = ranks
         self._evaluate = evaluate
         self._insecure, self._rejoin_s = insecure, rejoin_s
-        self._options = {"on_worker_error": "continue", **options, "strategy": strategy}
+        self._options = {"on_worker_error": "continue", **options, "strategy": strategy, "ranks": ranks}
         for name in ("runs", "resume"):  # the head has another working directory
             if options.get(name) is not None:
                 self._options[name] = Path(options[name]).resolve()
@@ -149,7 +126,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         checkpoint = options.get("checkpoint")
         if isinstance(checkpoint, Checkpoint) and checkpoint.folder is not None:
             self._options["checkpoint"] = dataclasses.replace(checkpoint, folder=Path(checkpoint.folder).resolve())
-        self._config(PROCESSES_MAX)  # says at once what cannot work
+        self._config(PROCESSES_MAX if ranks == 1 else 1)  # says at once what cannot work
 
     def _config(self, workers: int) -> RunConfig:
         return RunConfig(**{"workers": workers, **self._options})
@@ -164,8 +141,18 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         """Ray calls each worker's loop inside of this."""
         return to_the_end
 
-    def head(self, workers: int) -> Any:
-        """The head's actor, started if need be. It lives as long as somebody holds this, and its starter lives."""
+    def head(self, processes: int) -> Any:
+        """The head's actor, started if need be, for as many workers of Ray. It lives as long as somebody holds this, and its
+        starter lives.
+
+        Raises:
+            ConfigurationError: they make no whole islands.
+        """
+        workers, over = divmod(processes, self.ranks)
+        if over:
+            raise ConfigurationError(
+                f"num_workers={processes} of Ray are no whole islands of ranks={self.ranks}: take a multiple of that"
+            )
         plain = Credentials(None) if self._insecure else None
         listening = Listening(
             host="", port=0, token=self.token, credentials=plain, rejoin_s=self._rejoin_s, trusts=True
@@ -196,15 +183,25 @@ class PlesioBackend(Backend):  # type: ignore[misc]
 
     def on_start(self, worker_group: Any, backend_config: PlesioConfig) -> None:
         """Ray calls this with all workers when they were started, and with one that was replaced."""
-        head = backend_config.head(len(worker_group))  # an error here ends Ray's run, too
-        self._head = self._head or head  # the first is what keeps the actor alive
-        worker_group.execute(_introduce, backend_config.name, backend_config.token)
+        if self._head is None:  # an error here ends Ray's run, too
+            self._head = backend_config.head(len(worker_group))  # this keeps the actor alive
+        else:
+            ray.get(self._head.begin.remote()).check()
+        worker_group.execute(_introduce, backend_config.name, backend_config.token, backend_config.ranks)
+
+    def on_shutdown(self, worker_group: Any, backend_config: PlesioConfig) -> None:
+        """Ray calls this before it replaces a worker, and at the end."""
+        for one in worker_group.get_workers() if self._head is not None and backend_config.ranks > 1 else ():
+            self._head.replacing.remote(one.distributed_context.world_rank // backend_config.ranks)
 
 
-def _introduce(name: str, token: str) -> None:
-    """In a worker: where its run is."""
-    rank = ray.train.get_context().get_world_rank()
-    os.environ.update(PLESIO_JOIN=f"ray:{name}", PLESIO_TOKEN=token, PLESIO_RANK=str(rank))
+def _introduce(name: str, token: str, ranks: int) -> None:
+    """In a worker: where its run is; of an island, also which rank it is, as torchrun would. It sees no GPUs but its own."""
+    worker, rank = divmod(ray.train.get_context().get_world_rank(), ranks)
+    os.environ.update(PLESIO_JOIN=f"ray:{name}", PLESIO_TOKEN=token, PLESIO_RANK=str(worker))
+    if ranks > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID=f"{name}/{worker}")
 
 
 class Head:
@@ -217,6 +214,8 @@ class Head:
         self._lock = threading.Lock()
         self._standing = Standing()
         self._run: Any = None
+        self._board: Any = None
+        self._replaced: Counter[int] = Counter()
         with warnings.catch_warnings(action="ignore"):  # Ray's own
             again = ray.get_runtime_context().was_current_actor_reconstructed
         if again and newest(config) is None:
@@ -235,6 +234,14 @@ class Head:
     def standing(self) -> Standing:
         return self._standing
 
+    def replacing(self, island: int) -> None:
+        """Ray is about to replace a rank of that island."""
+        self._replaced[island] += 1
+
+    def replaced(self, island: int) -> int:
+        """How often it has."""
+        return self._replaced[island]
+
     def result(self) -> Any:
         """The finished run; None if there is none."""
         return self._run
@@ -247,8 +254,16 @@ class Head:
             own, workers = make_certificates(Path(tempfile.mkdtemp(prefix="plesio-certs-")), [f"head,{host}", "worker"])
             given, handed = Credentials(own), {one.name: one.read_bytes() for one in workers.iterdir()}
         door = Door.open(dataclasses.replace(self._listening, host=host, credentials=given))
-        where = Place(host, door.listening.port, far=config.checkpoint is not None)
-        self._standing = Standing(life=secrets.token_hex(4), place=where, certificates=handed, anew=place is None)
+        islands = config.ranks > 1  # whose ranks may be on several hosts, and have to be all beside the head or all far
+        self._board = rendezvous_store(host) if islands else None
+        where = Place(host, door.listening.port, far=islands or config.checkpoint is not None)
+        self._standing = Standing(
+            life=secrets.token_hex(4),
+            place=where,
+            certificates=handed,
+            board=self._board.port if islands else 0,
+            anew=place is None,
+        )
         threading.Thread(target=self._launch, args=(config, door), name="plesio launcher", daemon=True).start()
 
     def _launch(self, config: RunConfig, door: Door) -> None:
@@ -279,67 +294,6 @@ def newest(config: RunConfig) -> Path | None:
     return max(kept, key=lambda one: one.stat().st_mtime, default=None)
 
 
-# In a worker
-
-_joined: dict[str, tuple[str, Credentials]] = {}
-"""The life of the head that this process last found, and how to talk to it, by the actor's name."""
-
-
-def found(where: Place) -> Place:
-    """Where the head is now; raises what ended the run, `StopRun` if nothing did, `ConnectionError` if nobody says it."""
-    standing = _standing(where.actor)
-    standing.check()
-    if standing.over:
-        raise StopRun("the run is over")
-    assert standing.place is not None, "it is under way"
-    life, credentials = _joined.get(where.actor, ("", None))
-    if life != standing.life:
-        if standing.anew and life:
-            raise ServerLostError(ANEW)
-        credentials = _kept(standing.certificates)
-        _joined[where.actor] = standing.life, credentials
-    return dataclasses.replace(standing.place, rank=where.rank, actor=where.actor, credentials=credentials)
-
-
-def _kept(certificates: Mapping[str, bytes]) -> Credentials:
-    """How this process talks to the head: by TLS with these, or in the clear if there are none."""
-    if not certificates:
-        return Credentials(None)
-    folder = Path(tempfile.mkdtemp(prefix="plesio-certs-"))  # for this user alone
-    for name, content in certificates.items():
-        (folder / name).write_bytes(content)
-    return Credentials(folder)
-
-
-def _standing(name: str) -> Standing:
-    try:
-        head = ray.get_actor(name, namespace=NAMESPACE)
-        told: Standing = ray.get(head.standing.remote(), timeout=ASK_S)
-    except (ray.exceptions.RayError, ValueError) as error:
-        raise ConnectionError(f"the head's actor {name} does not answer: {type(error).__name__}") from error
-    return told
-
-
-@contextlib.contextmanager
-def to_the_end() -> Iterator[None]:
-    """Around a worker's loop: it is over when the head has written everything, for Ray ends both together."""
-    with suppress(StopRun):  # the run was over before it could join
-        yield
-    for name, (life, _) in _joined.items():  # one, or none
-        heard_s = time.monotonic()
-        while time.monotonic() - heard_s < REJOIN_S:
-            with suppress(ConnectionError):
-                standing = _standing(name)
-                heard_s = time.monotonic()
-                standing.check()
-                if standing.over:
-                    return
-                if standing.life != life:
-                    break
-            time.sleep(POLL_S)
-        raise ServerLostError("the run's head was lost after this worker had finished: it has to take part again")
-
-
 # `ps.run(engine=ps.Ray())`
 
 
@@ -352,12 +306,13 @@ def run_on_ray(config: RunConfig, loop: Callable[[], None], evaluate: Callable[.
     if not ray.is_initialized():
         ray.init()
     failures = FailureConfig(max_failures=-1, controller_failure_limit=PLACED_MAX)
-    head = backend.head(config.workers)
+    processes = config.workers * config.ranks
+    head = backend.head(processes)
     trainer = DataParallelTrainer(
         loop,
         backend_config=backend,
         scaling_config=ScalingConfig(
-            num_workers=config.workers,
+            num_workers=processes,
             resources_per_worker=dict(engine.resources),
             use_gpu=engine.resources.get("GPU", 0) > 0,
             placement_strategy=engine.placement,
