@@ -24,12 +24,10 @@ from plesio.launch.remote.link import Link, persist
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import encode
 from plesio.protocol.worker import (
-    CheckOut,
     Contribution,
     DroppedStep,
     Farewell,
     LeaseRequest,
-    MirrorFilled,
     Ready,
     WorkDone,
 )
@@ -108,9 +106,7 @@ IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (says(CHANNEL, Farewell()), "no message"),
     (says(BELL, DroppedStep(1)), TURN),
     (says(BELL, Farewell(), 64), "64 bytes with Farewell; 0 were expected"),
-    (says(BELL, MirrorFilled(0)), TURN),
     (says(BELL, WorkDone(steps=1)), TURN),
-    (says(BELL, CheckOut(1, 1)), TURN),
     (says(BELL, {"anything": 1}), "no message"),
     (says(LAUNCHER, launcher.Begun()), "no message"),
     (says(LAUNCHER, launcher.Logged(float("nan"), 1, {})), "no message"),

@@ -54,7 +54,7 @@ def _workers(typed: Typed) -> int:
         return PROCESSES if number is None else int(number)
     for name in Simulated.refuses:
         for option in options_of(name):
-            if typed.get(key_of(option)):
+            if typed.get(key_of(option)) not in (None, False, option.default):
                 raise ConfigurationError(
                     f"{option.name} is for real processes, and --cluster {cluster} simulates the workers; give a cluster "
                     "file that says how fast they are and what goes wrong, such as examples/cluster.toml"

@@ -243,10 +243,10 @@ class RunConfig:
                 "same, or Ray Train's own prepare_model"
             )
         if self.seats > self.workers or self.servers > 1:
-            what = f"workers_max={self.workers_max}" if self.seats > self.workers else f"servers={self.servers}"
+            what = "workers_max" if self.seats > self.workers else "servers"
             raise ConfigurationError(
-                f"{what}: under {self.strategy.name} workers are one group of torch.distributed from beginning to end, without "
-                "tables; take async_sgd or sync_sgd, or leave it out"
+                f"{what}={getattr(self, what)}: under {self.strategy.name} workers are one group of torch.distributed from "
+                f"beginning to end, without tables; take async_sgd or sync_sgd, or leave {what} out"
             )
         return replace(self, strategy=self.strategy.as_island, workers=1, workers_max=None, ranks=self.workers)
 

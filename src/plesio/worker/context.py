@@ -91,7 +91,7 @@ def introduction(
     if row_tables:
         check_strategy(strategy, row_tables)
         tables.load_kernels()  # before training begins
-    if given.frozen_too and strategy.via.by_collective:
+    if given.frozen_too and strategy.every.among_ranks:
         raise ConfigurationError(
             "prepare(trainable='all'): DistributedDataParallel reduces what needs a gradient when it is built; take allreduce on "
             "one host, or sync_sgd"

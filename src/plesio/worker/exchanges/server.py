@@ -206,7 +206,8 @@ class ServerExchange(Exchange):
         batches, _ = self.used()
         if cancelled_at:  # during the step; after it, the loop deals with its gradients as always
             self.replica.drop_gradients()
-        self.replica.settle()
+        if self.replica.settle is not None:
+            self.replica.settle()
         try:
             answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version)
         except SeatLostError as lost:
@@ -225,7 +226,8 @@ class ServerExchange(Exchange):
             return
         aside = None if self._is_usual else self._said_aside(waits, whole)
         finite = self._finite and self._fill_slot()  # else nothing of it is to be remembered
-        self.replica.settle()
+        if self.replica.settle is not None:
+            self.replica.settle()
         batches, samples = self.used()
         self._keep_own()
         self.doorbell.send(

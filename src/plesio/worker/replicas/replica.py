@@ -5,7 +5,7 @@ A model on a device of its own (a GPU) lies in an arena there (`on_device`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,6 +43,7 @@ class Replica:
         rows: of tables, in a contribution of gradients.
         finite: on a device, a flag there: whether the gradients of all steps since the last version were; None: it has no step.
         writes: what the loop wrote since then.
+        settle: before anything is said to the server: the version is copied, and may be overwritten; None: copies wait.
     """
 
     copies: tuple[Kind, ...] = tuple(Kind)
@@ -67,6 +68,7 @@ class Replica:
             self.arena = ring.first.read
         else:
             self.arena = Arena.private(layout) if here else arena_of(layout, self.tensors)
+        self.settle: Callable[[], object] | None = None if here else self._copies.settle
         self._bring = self.arena.copy_from if here else partial(self._copies.bring, self.arena)
         self.missing = self.absent = 0
         self.rows: tuple[Rows, ...] = ()
@@ -171,10 +173,6 @@ class Replica:
         self._bring(shown.read, *self._copied)
         self._copied = self._follows  # frozen parameters are there by now
         self.missing = 0
-
-    def settle(self) -> None:
-        """Before anything is said to the server: the version is copied, and may be overwritten."""
-        self._copies.settle()
 
     def close(self) -> None:
         """This worker sends nothing any more."""
