@@ -36,7 +36,9 @@ from plesio.launch.job import Listening
 from plesio.launch.local.listen import Door
 from plesio.launch.start import start
 from plesio.transport import secure
+from plesio.transport.channel import channel_pair
 from plesio.transport.collective import connected_store, rendezvous_store
+from plesio.transport.host_group import HostGroup
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.socket_wire import SocketWire
 
@@ -134,12 +136,15 @@ def joined(ranks: int, params: int, rounds: int) -> list[tuple[float, float, flo
             process.kill()
 
 
-def agrees(told: Connection | None, port: int, rank: int, tensors: int) -> float:
-    """Milliseconds of what the ranks of one island agree about in an exchange."""
+def agrees(told: Connection | None, port: int, end: socket.socket | None, rank: int, tensors: int) -> float:
+    """Milliseconds of what the ranks of one island agree about in an exchange: by socket pairs, or without an `end` by gloo."""
     torch.set_num_threads(1)
-    store = connected_store(HOST, port, END_S)
-    store.set_timeout(timedelta(seconds=END_S))
-    group = IslandGroup(store, rank, RANKS, END_S, "an island")
+    if end is not None:
+        group: IslandGroup = HostGroup([end], rank, RANKS, END_S, "an island")
+    else:
+        store = connected_store(HOST, port, END_S)
+        store.set_timeout(timedelta(seconds=END_S))
+        group = IslandGroup(store, rank, RANKS, END_S, "an island")
     numbers, answer = [1.0] * (6 + tensors), b"x" * 64
     for turn in range(AGREEMENTS + 100):
         if turn == 100:
@@ -152,12 +157,13 @@ def agrees(told: Connection | None, port: int, rank: int, tensors: int) -> float
     return took_ms
 
 
-def agreement(tensors: int = 100) -> float:
+def agreement(on_one_host: bool, tensors: int = 100) -> float:
     store = rendezvous_store()
     ours, theirs = FORK.Pipe()
+    ends = channel_pair() if on_one_host else (None, None)
     mates = [
-        FORK.Process(target=agrees, args=(theirs if not rank else None, store.port, rank, tensors))
-        for rank in range(RANKS)
+        FORK.Process(target=agrees, args=(theirs if not rank else None, store.port, end, rank, tensors))
+        for rank, end in enumerate(ends)
     ]
     for mate in mates:
         mate.start()
@@ -192,7 +198,14 @@ def main(options: argparse.Namespace) -> list[Row]:
         ),
         row(f"{what}: a rank moves", moved, "of the model", target=f"<= {1.05 / RANKS}"),
         row(f"{what}: beyond torch's own", kept, "of the model", target=f"<= {1 / RANKS + 0.1}"),
-        row("what ranks agree about in an exchange", [agreement() for _ in range(runs)], "ms", target="<= 0.5"),
+        row(
+            "what ranks of one host agree about in an exchange",
+            [agreement(on_one_host=True) for _ in range(runs)],
+            "ms",
+            against="by gloo, as between hosts",
+            against_values=[agreement(on_one_host=False) for _ in range(runs)],
+            target="<= 0.5",
+        ),
     ]
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
 
+import pytest
+
+from plesio.errors import DeadlineError, PlesioError
+from plesio.transport.channel import channel_pair
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
-from plesio.transport.island_group import IslandGroup, late
+from plesio.transport.host_group import HostGroup
+from plesio.transport.island_group import IslandGroup, broke, late
 
 
 def test_a_total_of_nothing_waits_for_all_ranks() -> None:
@@ -31,3 +38,45 @@ def test_a_total_of_nothing_waits_for_all_ranks() -> None:
 def test_what_a_user_raises_is_no_collective_that_nobody_came_to() -> None:
     assert late(RuntimeError("[../third_party/gloo/gloo/transport/tcp] Timed out waiting 20000ms for recv operation"))
     assert not late(RuntimeError("DataLoader timed out after 5 seconds"))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = channel_pair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_ranks_of_one_host_agree_by_lines_between_them(ends: tuple[socket.socket, socket.socket]) -> None:
+    captain, mate = (HostGroup([end], rank, 2, 20.0, "an island") for rank, end in enumerate(ends))
+    heard: list[object] = []
+
+    def other() -> None:
+        heard.extend([mate.total([2.0, 3.0]), mate.rows([5]), mate.total([]), mate.told(lambda: b"")])
+        with pytest.raises(PlesioError, match="the run is over"):
+            mate.told(lambda: b"")
+
+    def refuses() -> bytes:
+        raise PlesioError("the run is over")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    said = [captain.total([1.0, 0.5]), captain.rows([4]), captain.total([]), captain.told(lambda: b"x" * 100_000)]
+    with pytest.raises(PlesioError, match="the run is over"):
+        captain.told(refuses)
+    thread.join()
+    assert said == heard == [[3.0, 3.5], [[4], [5]], [], b"x" * 100_000]
+
+
+def test_a_rank_of_the_host_that_does_not_come_is_told_of_and_one_that_ended_is_known(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    captain = HostGroup(ends[:1], 0, 2, 0.1, "an island")
+    words = r"an island, rank 0 of 2: the other ranks did not come to an exchange within 0\.1 s"
+    with pytest.raises(DeadlineError, match=words):
+        captain.total([1.0])
+    ends[1].close()
+    with pytest.raises(RuntimeError) as ended:
+        captain.total([1.0])
+    assert broke(ended.value)
+    assert not late(ended.value)

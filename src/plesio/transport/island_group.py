@@ -131,10 +131,17 @@ class IslandGroup:
         except RuntimeError as error:
             if not late(error):
                 raise
-            raise DeadlineError(
-                f"{self.name}, rank {self.rank} of {self.ranks}: the other ranks did not come to {what} within "
-                f"{self._timeout_s:g} s; all ranks of a worker take the same steps, and call collectives equally often"
-            ) from error
+            raise self._late(what) from error
+
+    def _late(self, what: str) -> DeadlineError:
+        return DeadlineError(
+            f"{self.name}, rank {self.rank} of {self.ranks}: the other ranks did not come to {what} within "
+            f"{self._timeout_s:g} s; all ranks of a worker take the same steps, and call collectives equally often"
+        )
+
+
+class RankLostError(RuntimeError):
+    """Another process of the group ended."""
 
 
 def late(error: RuntimeError) -> bool:
@@ -145,4 +152,6 @@ def late(error: RuntimeError) -> bool:
 
 def broke(error: BaseException) -> bool:
     """Whether a collective failed because another process of its group ended."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+    return isinstance(error, (dist.DistError, RankLostError)) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )

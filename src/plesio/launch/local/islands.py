@@ -10,6 +10,7 @@ the captain's lines, and the worker has died. Ranks on another host than the ser
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -23,8 +24,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from plesio.errors import DeadlineError
 from plesio.protocol.worker import Hello, Ready, ToWorker
-from plesio.transport.channel import Channel, ChannelClosedError
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
+from plesio.transport.host_group import HostGroup
 from plesio.transport.island_group import IslandGroup, late
 
 BACKENDS = "cpu:gloo,cuda:nccl"
@@ -33,7 +35,8 @@ LOOPBACK_INTERFACE = "lo"
 
 
 class Meet(msgspec.Struct, tag=True, frozen=True):
-    """The captain to its mates: the store by which ranks find each other is at this port."""
+    """The captain to a mate: the store by which ranks find each other is at this port. With the mate's end of a line between
+    them."""
 
     port: int
 
@@ -46,6 +49,8 @@ class Ties:
 
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
+        self.lines: list[socket.socket] = []
+        """Once they have met: this rank's ends of those that they agree by."""
         whose = "a rank of this worker" if rank == 0 else "rank 0 of this worker"
         self.channels: list[Channel[Any]] = [
             Channel.attach(one, ToWorker | Meet | Hello | Ready, whose) for one in descriptors
@@ -74,9 +79,14 @@ class Ties:
         """The store by which these ranks find each other: a new one for each incarnation of the island."""
         if self.rank == 0:
             store = rendezvous_store()
-            self.hand(Meet(store.port))
+            for mate in self.channels:
+                ours, theirs = channel_pair()
+                self.lines.append(ours)
+                with theirs, suppress(ChannelClosedError):  # the launcher tells that it is gone
+                    mate.send(Meet(store.port), [theirs.fileno()])
             return store
-        meet, _ = self.channels[0].receive(timeout_s, "the first rank")
+        meet, (end,) = self.channels[0].receive(timeout_s, "the first rank")
+        self.lines.append(socket.socket(fileno=end))
         return connected_store(LOOPBACK, meet.port, timeout_s)
 
 
@@ -89,10 +99,11 @@ def together(
     name: str,
     host: str = LOOPBACK,
     collective_s: float | None = None,
+    lines: Sequence[socket.socket] = (),
 ) -> Iterator[IslandGroup]:
     """Inside, the ranks of an island are the default group of `torch.distributed`, unless there is one; gives the group that they
     agree by. `host`: this rank's address. A collective of the default group may take `collective_s`, if that is not `timeout_s`,
-    too.
+    too. `lines`: what they agree by, if not by gloo.
 
     The group is destroyed at the end, but not after an error: whoever raises hangs up at once, by ending.
 
@@ -103,7 +114,11 @@ def together(
     backends = BACKENDS if torch.cuda.device_count() >= here else "gloo"  # nccl takes one process for each GPU
     if host == LOOPBACK:
         environ.setdefault(INTERFACE, LOOPBACK_INTERFACE)
-    group = IslandGroup(store, rank, ranks, timeout_s, name, host)
+    group = (
+        HostGroup(lines, rank, ranks, timeout_s, name)
+        if lines
+        else IslandGroup(store, rank, ranks, timeout_s, name, host)
+    )
     collective_s = collective_s or timeout_s
     ours = not dist.is_initialized()
     if ours:

@@ -222,7 +222,8 @@ class ProcessContext(Participation):
         if ranks > 1 or among_ranks:
             store = self._ties.store(self._timeout_s)
             name, collective_s = self.group_terms
-            with together(store, self._ties.rank, ranks, self.patience_s, name, collective_s=collective_s) as group:
+            rank, lines = self._ties.rank, self._ties.lines
+            with together(store, rank, ranks, self.patience_s, name, collective_s=collective_s, lines=lines) as group:
                 self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
                 yield
         elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
