@@ -478,7 +478,7 @@ def pausing(worker: Any, looks: bool) -> None:
     for step, (inputs, targets) in enumerate(loader):
         with worker.step() if looks else contextlib.nullcontext():
             optimizer.zero_grad()
-            time.sleep(0.002 if worker.rank < 2 else 0.05 if step % 20 == 10 else 0.001)
+            time.sleep(0.002 if worker.rank < 2 else 0.2 if step % 20 == 10 else 0.001)
             nn.functional.mse_loss(model(inputs), targets).backward()
             optimizer.step()
 
@@ -493,7 +493,7 @@ def test_a_repeated_cancellation_replays(looks: bool, tmp_path: Path) -> None:
     train = functools.partial(pausing, looks=looks)
     run = trained(ps.first_of(2), tmp_path, train, workers=3)
     assert run.folder is not None
-    assert max(called_off_between(read_journal(run.folder))) > 5
+    assert max(called_off_between(read_journal(run.folder))) > 1  # called off again before it looked
     assert run.workers[2].folded > 5
     assert_same(run, train)
 
