@@ -184,17 +184,16 @@ def test_so_they_are_in_rounds_that_step_rows_with_the_fold(strategy: Strategy, 
         head.address = f"tcp://127.0.0.1:{proxy.port}"
         for rank in range(2):
             head.fork(loop, rank=rank)
-        begun, over = list[int](), list[bool]()
+        begun = list[int]()
 
         def cut() -> None:
             until(lambda: bool(begun))
-            while not over:
-                time.sleep(random.uniform(0.05, 0.2))
+            for _ in range(8):  # and not at the end: who is away then finds nobody to come back to
+                time.sleep(random.uniform(0.02, 0.1))
                 proxy.cut()
 
         with meanwhile(cut):
             done = head.run(strategy, workers=2, runs=tmp_path, watch=begins(begun))
-            over.append(True)
         assert head.end() == [0, 0], head.warnings()
         proxy.close()
     assert proxy.connections > 4

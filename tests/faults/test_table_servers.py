@@ -92,6 +92,6 @@ def test_a_server_that_is_killed_or_stopped_ends_the_run_and_is_named(one: signa
     if one is signal.SIGSTOP:  # the server waits for an answer, or a worker for rows
         words, error = "from table server 1: nothing came", (ps.ServerLostError, ps.DeadlineError)  # type: ignore[assignment]
     load_kernels()  # compiled now, and not while the deadline runs
-    timeout_s = 8 if one is signal.SIGSTOP else 60
+    timeout_s = 15 if one is signal.SIGSTOP else 60
     with pytest.raises(error, match=words):
         ps.run(loop, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=timeout_s, servers=2, watch=watch)
