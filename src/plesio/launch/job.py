@@ -16,7 +16,7 @@ from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
-from plesio.protocol.launcher import Final
+from plesio.protocol.launcher import Final, Lately
 from plesio.server.checkpointer import Keeping
 from plesio.tables.module import Table
 from plesio.transport.secure import Credentials
@@ -149,9 +149,13 @@ class Live:
     """What the workers are at, as told last; another object each time."""
     events: list[Incident] = field(default_factory=list, repr=False)
     """What happened: deaths, workers that came, checkpoints."""
+    lately: Lately | None = field(default=None, repr=False)
+    """What the workers did lately, as told last; another object each time."""
     scaler: Callable[[int], None] | None = field(default=None, repr=False)
     keeper: Callable[[], None] | None = field(default=None, repr=False)
     """Has a checkpoint written, where they are asked for."""
+    measurer: Callable[[float], None] | None = field(default=None, repr=False)
+    """Asks what the workers did in the last seconds: `lately`."""
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on, from 1 to the run's `workers_max`.

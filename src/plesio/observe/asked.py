@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-ASKED = ("stop", "checkpoint")
+ASKED = ("stop", "checkpoint", "advice")
 
 
 def ask(folder: Path, what: str) -> None:

@@ -42,6 +42,12 @@ class Keep(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: somebody wants a checkpoint now."""
 
 
+class Measure(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: say what the workers did in the last `window_s`."""
+
+    window_s: float
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -72,6 +78,17 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     steps: int
     samples: int
     now: Standing = Standing()
+
+
+class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The server to the launcher, when it is asked (`Measure`): what the workers that are there did lately. `nbytes`: of an
+    exchange, in each direction; `served_s`: what the server computed for each."""
+
+    workers: tuple[WorkerSummary, ...]
+    spans: tuple[Span, ...]
+    nbytes: int
+    plain_bytes: int
+    served_s: float
 
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
@@ -159,8 +176,8 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep
-FromServer = Begun | Progress | Writing | Trouble | Final
+ToServer = Stop | Opened | Emptied | Scale | Keep | Measure
+FromServer = Begun | Progress | Lately | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 
 

@@ -47,7 +47,7 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import Final, Trouble, Writing
+from plesio.protocol.launcher import Final, Lately, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -255,6 +255,10 @@ class Program:
     def now(self, now_s: float, nbytes: int | None = None) -> Standing:
         """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
         return self._figures.now(self.sequencer, self.memory, now_s, self._ended_s is not None, nbytes)
+
+    def lately(self, now_s: float, window_s: float) -> Lately:
+        """What the workers did in the last `window_s`, for a forecast."""
+        return self._figures.lately(self.memory, now_s, window_s)
 
     def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None) -> Final:
         """All the run cost; the weights of `model` are at `lies`."""

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
@@ -100,14 +101,14 @@ class Page:
     async def _events(self, request: Request) -> Response:
         known = await asyncio.to_thread(found, self._all)
         names = request.query_params.getlist("run")[:SHOWN_MAX]
-        tails = {name: Tail(known[name]) for name in names if name in known}
+        tails = {name: (known[name], Tail(known[name])) for name in names if name in known}
         return StreamingResponse(self._stream(tails), media_type="text/event-stream", headers=HEADERS)
 
-    async def _stream(self, tails: dict[str, Tail]) -> AsyncIterator[str]:
+    async def _stream(self, tails: dict[str, tuple[Path, Tail]]) -> AsyncIterator[str]:
         idle = 0
         while not self._server.should_exit:
             new = False
-            for name, tail in list(tails.items()):
+            for name, (folder, tail) in list(tails.items()):
                 run = as_json(name).decode()
                 try:
                     lines = await asyncio.to_thread(tail.lines)
@@ -118,6 +119,7 @@ class Page:
                 if lines:
                     new = True
                     yield f'data: {{"run":{run},"lines":[{",".join(lines)}]}}\n\n'
+                    await asyncio.to_thread(_want_advice, folder)
             idle = 0 if new else idle + 1
             if idle % BEAT == 1:  # also at once, when all that there was has been sent
                 yield 'data: {"idle":true}\n\n'
@@ -136,6 +138,13 @@ class Page:
         except OSError as error:
             return PlainTextResponse(f"the run folder cannot be written: {error.strerror}", 409, HEADERS)
         return PlainTextResponse("asked", 200, HEADERS)
+
+
+def _want_advice(folder: Path) -> None:
+    """Somebody watches: a run under way says now and then whether another strategy would be faster."""
+    if ending(folder) is None:
+        with suppress(OSError):  # the folder may be somebody else's
+            ask(folder, "advice")
 
 
 def _static(name: str):  # type: ignore[no-untyped-def]

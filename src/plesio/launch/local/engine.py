@@ -67,6 +67,7 @@ class LocalEngine:
         self._processes = Processes(fork_server)
         self._seats = Seats(self._job, self._processes, self._listen)
         self._live.scaler = self._scale
+        self._live.measurer = lambda window_s: self._processes.tell_server(launcher.Measure(window_s))
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
@@ -191,6 +192,8 @@ class LocalEngine:
             case launcher.Progress():
                 self._live.workers = self._seats.workers
                 self._stands(message.time_s, message)
+            case launcher.Lately():
+                self._live.lately = message
             case launcher.Logged(time_s, steps, metrics):
                 self._live.logged.update(metrics)
                 if self._patience.begun_s is not None and process.worker is not None:

@@ -259,20 +259,20 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     eligible = (one for one in others if not one.left_out and not one.one_host)
     rivals = [ran, *(one for one in eligible if one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
-    least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
+    least_s = min(ran.time_s / CLOSE, replay_of(ran, others).time_s / max(CLOSE, _off(ran, others)))
     good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
     order = {name: place for place, name in enumerate(RECIPES)}  # from those in lock step on; one's own comes last
     return min(good, key=lambda one: order.get(one.strategy.split("(")[0], len(order)), default=ran)
 
 
-def _replay(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+def replay_of(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """What ran, as the model has it."""
     return next((one for one in others if one.strategy == ran.strategy), ran)
 
 
 def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
     """How many times too short or too long the replay of what ran is."""
-    ratio = _replay(ran, others).time_s / ran.time_s
+    ratio = replay_of(ran, others).time_s / ran.time_s
     return max(ratio, 1 / ratio)
 
 
@@ -289,7 +289,7 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
         return f"Keep {ran.strategy}: {faster}. Less cannot be told: {_replayed(ran, others)}."
     took = f"{'at least ' if best.at_least else ''}{duration(best.time_s, 1)}"
     waited = "would have waited" if any(one is ran for one in others) else "waited"
-    again = f" ({duration(_replay(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
+    again = f" ({duration(replay_of(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
     return (
         f"{_cause(run)}{ran.strategy} {waited} {percent(ran.waiting_share)} of the time; {best.strategy} would have taken "
         f"{took} instead of {duration(ran.time_s, 1)}{again}, at a mean staleness of {best.staleness:.1f}."
@@ -308,7 +308,7 @@ def misfit(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
 
 
 def _replayed(ran: Prediction, others: Sequence[Prediction]) -> str:
-    replay_s = _replay(ran, others).time_s
+    replay_s = replay_of(ran, others).time_s
     return f"the replay of what ran takes {duration(replay_s, 1)} instead of {duration(ran.time_s, 1)}"
 
 
@@ -331,6 +331,13 @@ def _cause(run: Measured) -> str:
     return ""
 
 
+def usual_rivals(ran_with: Strategy | None) -> list[Strategy]:
+    """What a run is compared with unasked, and what it `ran_with`, if that is known."""
+    asked = [sync_sgd(), async_sgd(), local_sgd(16)]
+    known = {one.name for one in asked}
+    return asked if ran_with is None or ran_with.name in known else [*asked, ran_with]
+
+
 def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
 
@@ -342,15 +349,12 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
         return None
     try:
         run = measured(summary)
-        asked = [sync_sgd(), async_sgd(), local_sgd(16)]
-        if ran_with is not None and ran_with.name not in {one.name for one in asked}:
-            asked.append(ran_with)
-        others = what_if(run, asked, steps_max=ADVICE_STEPS)
+        others = what_if(run, usual_rivals(ran_with), steps_max=ADVICE_STEPS)
     except (ConfigurationError, StrategyError):
         return None  # too little was measured
     ran = as_it_was(summary)
     if why := misfit(run, ran, others):
         return f"No other strategy is recommended: {why}. Measure: plesio compare."
-    if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
+    if choose(ran, others).time_s * MUCH > min(ran.time_s, replay_of(ran, others).time_s):
         return None
     return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"

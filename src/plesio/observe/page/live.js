@@ -18,11 +18,12 @@ let said = "";
 const wrote = new Map(); // when each run wrote last, by this browser's clock
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), ended: null, failed: false, gone: false});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), advice: "", ended: null, failed: false, gone: false});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
   else if (line.kind === "stale") run.stale = line.by;
+  else if (line.kind === "advice") run.advice = line.what;
   else if (line.kind === "end") Object.assign(run, {ended: line.why || "cut short", failed: line.failed});
   else if (line.kind === "event") run.events = [...run.events, line].slice(-500);
   else if (line.kind === "at") {
@@ -156,6 +157,8 @@ function buttons(shown) {
       title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint")));
 }
 
+const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), " ", run.advice));
+
 async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;
   const answer = await fetch(`ask?run=${encodeURIComponent(name)}&what=${what}`, {method: "POST"}).catch(() => null);
@@ -255,7 +258,7 @@ function show() {
     return;
   }
   document.title = `${data.title}: plesio`;
-  update(data, () => [h("p", {id: "status", role: "status"}, words), buttons(data.shown), now(data.shown)]);
+  update(data, () => [h("p", {id: "status", role: "status"}, words), advised(data.shown), buttons(data.shown), now(data.shown)]);
 }
 
 function plan() {
