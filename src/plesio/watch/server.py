@@ -119,7 +119,8 @@ class Page:
                 if lines:
                     new = True
                     yield f'data: {{"run":{run},"lines":[{",".join(lines)}]}}\n\n'
-                    await asyncio.to_thread(_want_advice, folder)
+                    if tail.goes_on:
+                        await asyncio.to_thread(_want_advice, folder)
             idle = 0 if new else idle + 1
             if idle % BEAT == 1:  # also at once, when all that there was has been sent
                 yield 'data: {"idle":true}\n\n'

@@ -1,0 +1,42 @@
+"""How a run chooses among the phases of its strategy (`plesio.auto`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from plesio.errors import StrategyError
+from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, allowed_by_field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choosing:
+    """The rules.
+
+    Args:
+        every_s: how often to forecast, from what workers did since the last time.
+        apart_s: how long to stay with a choice at least.
+        better: how many times as fast a looser strategy has to be.
+        close: how many times as fast as another the fastest may be, for that to be as good.
+        in_a_row: how many forecasts have to agree.
+        measured_only: leave out what docs/convergence.md does not hold to be within 1% of `sync_sgd` with so many workers.
+
+    Raises:
+        StrategyError: a number that cannot be.
+    """
+
+    every_s: Annotated[float, POSITIVE] = 30.0
+    apart_s: Annotated[float, NUMBER] = 60.0
+    better: Annotated[float, POSITIVE] = 1.25
+    close: Annotated[float, POSITIVE] = 1.1
+    in_a_row: Annotated[int, COUNT] = 2
+    measured_only: bool = True
+
+    def __post_init__(self) -> None:
+        for field, allowed in allowed_by_field(type(self)):
+            allowed.check("auto", field, getattr(self, field))
+        if not 1 <= self.close < self.better:
+            raise StrategyError(
+                f"auto(close={self.close!r}, better={self.better!r}): close must be at least 1, and better above it; else a "
+                "run would go to and fro"
+            )
