@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,15 @@ def test_every_change_is_wanted_by_as_many_forecasts_and_far_from_the_last(
 ) -> None:
     rules = Choosing(in_a_row=in_a_row, apart_s=apart_s)
     made = changes(heard, rules, phase)
-    for (earlier, _), (later, _) in zip(made, made[1:], strict=False):
+    for (earlier, _), (later, _) in pairwise(made):
         assert later - earlier >= max(apart_s, in_a_row)
     for now, to in made:
         assert now + 1 >= in_a_row
         assert to != phase
         for speeds in heard[now + 1 - in_a_row : now + 1]:
             present, there = speeds[phase], speeds[to]
-            assert present is not None and there is not None
+            assert present is not None
+            assert there is not None
             best = max(one for one in speeds if one is not None)
             assert there * rules.close >= best * (1 - 1e-9)
             assert to < phase or there >= rules.better * present

@@ -33,7 +33,7 @@ class Choosing:
     measured_only: bool = True
 
     def __post_init__(self) -> None:
-        for field, allowed in allowed_by_field(type(self)):
+        for field, allowed in allowed_by_field(type(self)):  # type: ignore[arg-type]
             allowed.check("auto", field, getattr(self, field))
         if not 1 <= self.close < self.better:
             raise StrategyError(
