@@ -307,6 +307,11 @@ class Meter:
     def samples(self) -> int:
         return sum(one.samples for one in self.workers)
 
+    def begin_anew(self) -> None:
+        """Under another strategy: what the workers did before says nothing of their exchanges now."""
+        for one in self.workers:
+            one.recent.clear()
+
     def ideal_share(self, now_s: float) -> float:
         """Steps that counted until now, as a share of the ideal (`Summary.ideal_share`)."""
         totals = [one.summary() for one in self.seated]

@@ -81,9 +81,11 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 
 
 class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The server to the launcher, when it is asked (`Measure`): what the workers that are there did lately. `nbytes`: of an
+    """The server to the launcher, when it is asked (`Measure`): what the workers that are there did lately in this
+    phase of the strategy. `nbytes`: of an
     exchange, in each direction; `served_s`: what the server computed for each."""
 
+    phase: int
     workers: tuple[WorkerSummary, ...]
     spans: tuple[Span, ...]
     nbytes: int

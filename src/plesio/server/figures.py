@@ -89,11 +89,12 @@ class Figures:
             now=self.now(sequencer, memory, now_s, ended_s is not None),
         )
 
-    def lately(self, memory: Memory, now_s: float, window_s: float) -> Lately:
+    def lately(self, memory: Memory, phase: int, now_s: float, window_s: float) -> Lately:
         """What the workers did in the last `window_s`."""
         meter = self._meter
         messages, exchanges = meter.exchanges + meter.answers, meter.exchanges
         return Lately(
+            phase=phase,
             workers=tuple(one.summary() for one in meter.seated if not one.left),
             spans=meter.lately(now_s, window_s),
             nbytes=self._bytes(memory) // max(1, messages),

@@ -183,6 +183,9 @@ class Program:
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
+        whole = self.sequencer.phases.whole
+        if whole.chooses is not None:
+            self.trouble(None, whole.chooses.in_words([one.name for one in whole.phases], self.sequencer.workers))
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
@@ -282,7 +285,7 @@ class Program:
 
     def lately(self, now_s: float, window_s: float) -> Lately:
         """What the workers did in the last `window_s`, for a forecast."""
-        return self._figures.lately(self.memory, now_s, window_s)
+        return self._figures.lately(self.memory, self.phase, now_s, window_s)
 
     def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None) -> Final:
         """All the run cost; the weights of `model` are at `lies`."""
@@ -479,6 +482,7 @@ class Program:
 
     def _switched(self, switch: events.Switch) -> None:
         was, waited_s = self._strategy, switch.waited_s
+        self.meter.begin_anew()
         try:
             self.memory.do(switch)
         except PlesioError as error:

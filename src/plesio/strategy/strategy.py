@@ -6,13 +6,14 @@ A named algorithm (a recipe, see `plesio.strategy.recipes`) is a function that r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from typing import Any, get_args, get_type_hints
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
 from plesio.strategy.answers.answer import COUNT
+from plesio.strategy.choosing import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Strategy:
         via: who folds: `Server()`, `AllReduce(over)`, `SharedMemory()`.
         plan: its phases, if it is to become another in flight, as `plesio.phases` makes it: the version that each begins with
             (None: when it is asked for), and its strategy. The answers are those of the first, which begins with version 0.
+        chooses: how the run chooses among its phases by itself, as `plesio.auto` makes it.
 
     Raises:
         StrategyError: an answer of the wrong kind, or answers that cannot work together.
@@ -61,6 +63,7 @@ class Strategy:
     adopt: answers.Adopt = answers.Replace()
     via: answers.Via = answers.Server()
     plan: tuple[tuple[int | None, Strategy], ...] = ()
+    chooses: Choosing | None = None
 
     @property
     def recipe(self) -> str:
@@ -215,6 +218,8 @@ class Strategy:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
         for _, phase in self.plan:
             phase.check_workers(workers)
+        if self.chooses is not None:
+            self.chooses.check_workers(self.name, [one.name for one in self.phases], workers)
         first = self.gather.first if isinstance(self.gather, answers.Round) else None
         if first is not None and first > workers:
             raise StrategyError(
@@ -274,6 +279,8 @@ class Strategy:
                 {"name": one.name, **({} if begins is None else {"begins": begins}), **one.as_data()}
                 for begins, one in self.plan
             ]
+        if self.chooses is not None:
+            data["chooses"] = asdict(self.chooses)
         return data
 
     @classmethod
@@ -285,7 +292,9 @@ class Strategy:
         True
         """
         plan = tuple([(one.get("begins"), cls.from_data(one["name"], one)) for one in data.get("plan", ())])
-        return cls(name=name, plan=plan, **{field: _answer(field, data[field]) for field in ANSWERS if field in data})
+        chooses = Choosing(**data["chooses"]) if "chooses" in data else None
+        told = {field: _answer(field, data[field]) for field in ANSWERS if field in data}
+        return cls(name=name, plan=plan, chooses=chooses, **told)
 
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""
@@ -300,7 +309,9 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
 """What moves the parameters by what was sent."""
 LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
-ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan")}
+ANSWERS = {
+    field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")
+}
 """The answers to each question."""
 _DEFAULTS = {one.name: one.default for one in fields(Strategy)}
 

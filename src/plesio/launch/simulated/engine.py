@@ -25,6 +25,7 @@ from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
+from plesio.launch.simulated.lately import choose_in
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.watching import Watching
@@ -94,6 +95,7 @@ class SimulatedEngine:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
         holds = self.checkpointer.holds or bool(cluster.turns())
+        choose_in(self.run_of, job.config.strategy)
         self._seating = Seating(self._strategy, self.run_of.program, holds, job.config.servers)
 
     def run(self) -> Outcome:

@@ -15,6 +15,7 @@ from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import asynchronous, deltas, federated, local, synchronous
 from plesio.strategy.recipes.asynchronous import *
+from plesio.strategy.recipes.auto import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.elsewhere import known_elsewhere
 from plesio.strategy.recipes.federated import *
