@@ -172,6 +172,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "clock": config.place.clock,
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
+        "phases": phase_names(config.strategy),
         "notes": on_staleness(config.strategy.recipe),
         "context": in_rows(document),
     }

@@ -8,6 +8,7 @@
 | Forget          | a worker reads nothing any more                                                    |
 | Serve, FoldRows | what `plesio.memory.row_tables` says of tables                                     |
 | Share           | learning rates are shared among another number of workers                         |
+| Switch          | goes on under the strategy of another phase; what is `dropped` it can tell         |
 
 Beside these it is told what came with a contribution (`told`), before the sequencer hears of that. Nobody else at the server
 knows where tensors lie: a place travels in an answer, a welcome or a view, to whoever maps the memory.
@@ -32,7 +33,7 @@ from plesio.transport.doorbell import Located
 class Kept(NamedTuple):
     """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, the
     `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, and the
-    strategy that it `was`, if that or the seats are others now."""
+    strategy that it `was`, if that or the seats are others now. `phase`: the one that the run was in."""
 
     weights: dict[str, torch.Tensor]
     tensors: dict[str, torch.Tensor]
@@ -41,6 +42,7 @@ class Kept(NamedTuple):
     tables: tuple[Path, tuple[str, ...]] = (Path(), ())
     own: Mapping[int, bytes] = {}
     was: Strategy | None = None
+    phase: int = 0
 
 
 class Memory:
@@ -54,6 +56,9 @@ class Memory:
     """What a contribution takes, by its part of the model, without the rows of tables."""
     answer_bytes: Mapping[int, int] = {ALL_PARTS: 0}
     """What an answer to that takes."""
+
+    dropped: Sequence[str] = ()
+    """Which state did not go on at the last switch, in words."""
 
     @property
     def note(self) -> str:

@@ -1,4 +1,4 @@
-"""Going on from what a checkpoint of another strategy keeps: the state of the user's optimizer goes to where that steps now.
+"""Going on from what a checkpoint of another strategy keeps, or from what another phase left: the state of the user's optimizer goes to where that steps now.
 
 | it stepped     | and now steps at the server                  | and now steps in the workers           |
 | -------------- | -------------------------------------------- | -------------------------------------- |
@@ -14,7 +14,7 @@ What else a worker held (what packing left out) goes on where it sends and takes
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
 from plesio.tensors.cut import cut
+from plesio.tensors.outer_optimizer import kind_of
 from plesio.transport.held import parts_of
 
 Own = dict[str, Any]
@@ -60,6 +61,30 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     if common is not None and common is at_server:
         common = {**common, "optimizer": _in_dtype_of(blocks.ring[0].views, common["optimizer"])}
     return _for_workers(blocks, own, common, (was.send, was.adopt) == (now.send, now.adopt))
+
+
+def lost(was: Strategy, now: Strategy, numbers: Mapping[str, Any], workers: int) -> Iterator[str]:
+    """Which state of the server's, of these `numbers`, does not go on under the strategy `now`, and what else workers held."""
+    kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
+    outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
+    if kept and outer and outer != instead:
+        yield f"the state of the outer {outer} ({kept}) is dropped, for {now.name} has {instead or 'none'}"
+    if "look-ahead" in numbers and workers > 1:
+        yield "each worker had a momentum of its own: their mean goes on"
+    if "correction" in numbers and was.correct != now.correct:
+        yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
+    if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
+        what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
+        yield f"{what} dropped, for {now.name} sends or takes back otherwise"
+
+
+def one_for_all(workers: Sequence[int], lowest: int | None, without: str) -> str:
+    """Of the optimizers that stepped in `workers`, that of the `lowest` goes on for all; None: of none, for the reason `without`.
+    What is said of it; empty if nothing is to be."""
+    others = ", ".join(str(worker) for worker in workers if worker != lowest)
+    if lowest is None:
+        return f"the state of the workers' optimizers is dropped, for {without}"
+    return others and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
 
 
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:

@@ -42,6 +42,13 @@ class Keep(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: somebody wants a checkpoint now."""
 
 
+class Switch(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: the run is to go on in this phase of its strategy; `why`, if there is something to say."""
+
+    phase: int
+    why: str = ""
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -159,7 +166,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep
+ToServer = Stop | Opened | Emptied | Scale | Keep | Switch
 FromServer = Begun | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 

@@ -67,6 +67,8 @@ class LocalEngine:
         self._processes = Processes(fork_server)
         self._seats = Seats(self._job, self._processes, self._listen)
         self._live.scaler = self._scale
+        if phases := phase_names(self._job.config.strategy):
+            self._live.phases, self._live.switcher = phases, self._switch
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
@@ -389,6 +391,11 @@ class LocalEngine:
         if not self._stopping and self._outcome.final is None:
             self._seats.scale(workers)
             self._live.workers = self._seats.workers
+
+    def _switch(self, phase: int, why: str) -> None:
+        """Whoever watches the run wants it in this phase; one that ends stays as it is."""
+        if not self._stopping and self._outcome.final is None:
+            self._processes.tell_server(launcher.Switch(phase, why))
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"

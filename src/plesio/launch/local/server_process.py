@@ -244,6 +244,8 @@ class Server(Replies):
                 self._scale(workers)
             case launcher.Keep():
                 self._program.keep(time.monotonic())
+            case launcher.Switch(phase, why):
+                self._program.switch(phase, time.monotonic(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
