@@ -18,6 +18,7 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
 from plesio.protocol.launcher import Final
 from plesio.server.checkpointer import Keeping
+from plesio.strategy import Strategy
 from plesio.tables.module import Table
 from plesio.transport.secure import Credentials
 

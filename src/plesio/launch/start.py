@@ -21,7 +21,7 @@ from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live
+from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level

@@ -19,7 +19,7 @@ from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.host.memory import SharedBlock, tables_at
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
-from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.job import Job, Live, Outcome, Watch, phase_names
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for

@@ -18,7 +18,7 @@ from contextlib import closing
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.job import Job, Live, Outcome, phase_names
 from plesio.launch.journal import begun
 from plesio.launch.one_process.greenlets import Ask, GreenletWorker, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
