@@ -113,11 +113,6 @@ class Blocks:
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), seats)
         self.servers = servers
-        if self.first.tables and len({one.rows for one in phases}) > 1:
-            raise ConfigurationError(
-                f"the model has tables ({', '.join(one.name for one in self.first.tables)}), whose rows step "
-                f"{' and '.join(sorted({str(one.rows) for one in phases}))} in these phases; take rows= alike in all of them"
-            )
         self.rows = tuple(RowSlots.create(self.first.tables, seats + 1) for _ in range(servers) if self.first.tables)
         """Where rows of tables are asked for, of each server, by workers and, behind them, the evaluator."""
         self.bells: tuple[int, ...] = ()

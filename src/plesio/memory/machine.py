@@ -212,7 +212,7 @@ class Machine(Memory):
         dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
         if was.send.stepped and not blocks.strategy.send.stepped:
             dropped.append(one_for_all(waiting, min(own, default=None), "none of them is on this host"))
-        self.dropped = tuple(filter(None, dropped))
+        self.dropped = "; ".join(filter(None, dropped))
 
     def located(self, worker: int, answer: Answer) -> Located:
         if self._own is not None and isinstance(answer, Beginning):

@@ -57,7 +57,7 @@ class Memory:
     answer_bytes: Mapping[int, int] = {ALL_PARTS: 0}
     """What an answer to that takes."""
 
-    dropped: Sequence[str] = ()
+    dropped = ""
     """Which state did not go on at the last switch, in words."""
 
     @property
