@@ -59,7 +59,7 @@ from plesio.worker.guards.split import check_alike, check_kind, check_model
 from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
-from plesio.worker.replicas import replica_for
+from plesio.worker.replicas import load_kernels, replica_for
 from plesio.worker.replicas.mean import MeanReplica
 from plesio.worker.replicas.regions import Share, agreed
 from plesio.worker.replicas.replica import Replica, SharedReplica, reads_in_place
@@ -263,6 +263,7 @@ class Participation(ABC):
         replicate = partial(self._replica, given.model, tensors, place)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         replica = replicate(strategy.phases[0])
+        load_kernels(place.layout, strategy.phases[1:])
         exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate)
         if place.rows:
             row_tables, several = named_tables(given.model), any(one.send.stepped for one in strategy.phases)

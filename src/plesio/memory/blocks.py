@@ -68,8 +68,6 @@ class Blocks:
         ranks: int = 1,
     ) -> None:
         self.phases = phases = strategy.phases
-        self.strategy = phases[0]
-        """Of the phase that the run is in."""
         self.workers = workers
         self.seats = seats = max(workers, seats)
         self.first = hellos[0]
@@ -83,13 +81,13 @@ class Blocks:
         self.layout = Layout(cut(self.model.specs, strategy.send.fragments))
         self.after_step = same([one.after_step for one in hellos])
         self.tables = tables_at(self.model.tables)
-        self._check_privacy()
         self.folds = strategy.via.at_server
         self.state_layout = state_layout(strategy, self.layout)
         """Of what the server keeps."""
         self.gives_back_mean = strategy.gives_back_mean
-        specs = [_specs_of(one, self.first, workers) for one in phases]
-        self.specs = specs[0]
+        self._specs = [_specs_of(one, self.first, workers) for one in phases]
+        self.turn_to(0)
+        self._check_privacy()
         for hello in hellos[1:]:
             self.check(hello)
         self.carried = self.specs[0].carried if strategy.steps_at_server else None
@@ -101,14 +99,13 @@ class Blocks:
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
-        copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, specs, strict=True)]
+        copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, self._specs, strict=True)]
         kept = sum(sorted(copies)[-2:]) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
         check_room(self.layout.nbytes * (blocks + slots) + self.state_layout.nbytes * kept, what)
-        self._state: list[SharedBlock] = []
         self._ring = SharedBlock.create(self.layout.nbytes * blocks, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), seats)
@@ -181,9 +178,9 @@ class Blocks:
         return block, arenas(block, layout, count)
 
     def turn_to(self, phase: int) -> None:
-        """The run is in this phase, and what the server kept goes with whoever kept it."""
-        self.strategy, self.carried, self._state = self.phases[phase], None, []
-        self.specs = _specs_of(self.strategy, self.first, self.workers)
+        """The run is in this phase. What the server kept in another one goes with whoever kept it."""
+        self.phase, self.strategy, self.specs = phase, self.phases[phase], self._specs[phase]
+        self._state: list[SharedBlock] = []
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""

@@ -109,6 +109,7 @@ class Machine(Memory):
         """As the port has it; `carry`: with the state that the user's optimizer brings."""
         blocks = self.blocks
         if blocks.folds:
+            self._warm_up()
             self._folder = self._built()
             self._absent = [b""] * blocks.seats
             if carry and blocks.carried is not None:
@@ -122,6 +123,14 @@ class Machine(Memory):
             blocks.brought = {}  # a copy of them all
         if advice := self._advice():
             warnings.warn(advice, RuntimeWarning, stacklevel=2)
+
+    def _warm_up(self) -> None:
+        """Load the kernels that only other phases use: it takes half a second."""
+        blocks, now = self.blocks, self.blocks.phase
+        for phase in [phase for phase in range(len(blocks.phases)) if phase != now]:
+            blocks.turn_to(phase)
+            self._built()
+            blocks.turn_to(now)
 
     def _built(self) -> Folder:
         blocks, strategy = self.blocks, self.blocks.strategy
