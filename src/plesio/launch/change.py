@@ -34,19 +34,19 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
         CheckpointError: so much that the run cannot go on.
     """
     manifest = saved.manifest
-    was = Strategy.from_data(manifest.strategy, manifest.fields)
-    if why := _refused(manifest, was, now):
+    was, under = manifest.under, now.strategy.phases[manifest.phase_of(now.strategy)]
+    if why := _refused(manifest, was, under, now):
         raise CheckpointError(
             f"{saved.path} is of a run with {why}; resume with the same, or begin a new run and load weights.safetensors in "
             "the training function"
         )
-    had = _words(was, manifest.workers, len(manifest.progress))
+    had = _words(manifest.whole, manifest.workers, len(manifest.progress))
     has = _words(now.strategy, now.workers, now.seats)
-    if was == now.strategy and had == has:
+    if manifest.whole == now.strategy and had == has:
         return None
     other = [(now, then) for now, then in zip(has, had, strict=True) if now != then]
     words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
-    dropped = [*filter(None, _lost(saved, was, now))]
+    dropped = [*filter(None, _lost(saved, was, under, now))]
     begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"
     return Change("; ".join([words, *dropped]), bool(dropped), begins)
 
@@ -56,9 +56,8 @@ def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
     return f"under {strategy.name}", f"with {workers} worker{'' if workers == 1 else 's'}{most}"
 
 
-def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
+def _refused(manifest: Manifest, was: Strategy, now: Strategy, config: RunConfig) -> str:
     """What that run had that cannot be otherwise now, in words; empty if all can."""
-    now = config.strategy
     if config.seeded != manifest.seed:
         return f"seed={manifest.seed}, this one has seed={config.seeded}"
     if was.send.privacy != now.send.privacy:
@@ -71,21 +70,19 @@ def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
     return ""
 
 
-def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
+def _lost(saved: Saved, was: Strategy, now: Strategy, config: RunConfig) -> Iterator[str]:
     """Which state does not go on as it was, and why (`plesio.memory.taking_over`)."""
-    manifest, now = saved.manifest, config.strategy
-    data = manifest.order.leases
+    manifest, data = saved.manifest, saved.manifest.order.leases
     yield from lost(was, now, manifest.numbers, manifest.workers)
     if was.send.stepped and not was.every.by_client:
-        yield from _lost_of_workers(saved.holders, config)
+        yield from _lost_of_workers(saved.holders, now.send.stepped, config.seats)
     if (len(manifest.progress) == 1) != (config.seats == 1) and (any(data.waiting) or data.returned):
         yield DRAWN_ANEW
 
 
-def _lost_of_workers(holders: list[int], config: RunConfig) -> Iterator[str]:
-    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`."""
-    each = config.strategy.send.stepped
+def _lost_of_workers(holders: list[int], each: bool, seats: int) -> Iterator[str]:
+    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`. `each` steps its own now."""
     if not each:
         yield one_for_all(holders, holders[0] if holders else None, "the checkpoint does not hold it")
-    elif gone := [str(worker) for worker in holders if worker >= config.seats]:
-        yield f"the state of the optimizer of worker {', '.join(gone)} is dropped, for there are {config.seats} now"
+    elif gone := [str(worker) for worker in holders if worker >= seats]:
+        yield f"the state of the optimizer of worker {', '.join(gone)} is dropped, for there are {seats} now"

@@ -177,7 +177,6 @@ class Live:
             raise ConfigurationError(f"scale({workers!r}): a simulated run has the workers of its cluster")
         self.scaler(workers)
 
-
     def switch(self, phase: str | int, why: str = "") -> None:
         """Go on in another phase of the strategy (`ps.phases`): as soon as all workers have come to their next exchange.
 
@@ -196,14 +195,18 @@ class Live:
             ps.run(train, ps.phases(ps.local_sgd(), ps.async_sgd()), workers=4, evaluate=judge, watch=watch)
         """
         if self.switcher is None:
-            raise ConfigurationError(f"switch({phase!r}): the strategy has no phases; give ps.run a strategy that has (ps.phases)")
+            raise ConfigurationError(
+                f"switch({phase!r}): the strategy has no phases; give ps.run a strategy that has (ps.phases)"
+            )
         recipes = [name.partition("(")[0] for name in self.phases]
         found = {place for place, name in enumerate(self.phases) if phase in (place, name)} or {
             place for place, recipe in enumerate(recipes) if recipe == phase and recipes.count(recipe) == 1
         }
         if len(found) != 1 or isinstance(phase, bool):
             known = ", ".join(f"{place}: {name}" for place, name in enumerate(self.phases))
-            raise ConfigurationError(f"switch({phase!r}): no phase of the run, or of several the name; its phases are {known}")
+            raise ConfigurationError(
+                f"switch({phase!r}): no phase of the run, or of several the name; its phases are {known}"
+            )
         self.switcher(found.pop(), why)
 
 

@@ -214,9 +214,10 @@ class Machine(Memory):
         begun = take_over(blocks, self._folder, was, Kept({}, before.tensors, before.numbers, (), own=own, was=was))
         self._folder.all_behind()
         self._folder.share_among(self._among)
-        for worker in range(blocks.seats) if blocks.held is not None else ():
-            blocks.held.forget(worker)
-            if worker in waiting and worker in begun:
+        if blocks.held is not None:
+            for worker in range(blocks.seats):
+                blocks.held.forget(worker)
+            for worker in begun.keys() & waiting:
                 blocks.held.put_all(worker, self._number[worker], begun[worker])
         dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
         if was.send.stepped and not blocks.strategy.send.stepped:
@@ -320,7 +321,9 @@ class Machine(Memory):
     def held(self, worker: int, number: int) -> bytes | None:
         """What it held, if it holds anything in this phase."""
         blocks = self.blocks
-        holds = blocks.held is not None and (len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1)
+        holds = blocks.held is not None and (
+            len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
+        )
         return blocks.held.get_all(worker, number) if blocks.held is not None and holds else None
 
     def hold_again(self, worker: int, state: bytes | None) -> bool:

@@ -84,7 +84,10 @@ def one_for_all(workers: Sequence[int], lowest: int | None, without: str) -> str
     others = ", ".join(str(worker) for worker in workers if worker != lowest)
     if lowest is None:
         return f"the state of the workers' optimizers is dropped, for {without}"
-    return others and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
+    return (
+        others
+        and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
+    )
 
 
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -9,7 +10,17 @@ from math import inf
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.launch.one_process.greenlets import Ask
-from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
+from plesio.protocol.worker import (
+    Aside,
+    Beginning,
+    Contribution,
+    GoOn,
+    LeaseReply,
+    LeaseRequest,
+    RowsRequest,
+    RowsServed,
+)
+from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.transport.doorbell import Located
 
@@ -74,11 +85,20 @@ class Process:
 
 class TimedWorker(Participant):
     """Takes local steps, of one sample, as long as `every` lets it go alone, then pushes; until its `last` step. One that
-    `goes_on` while its answer travels looks after each step whether that has come."""
+    `goes_on` while its answer travels looks after each step whether that has come. `phases`: under which strategies it does so,
+    where these change."""
 
-    def __init__(self, timetable: Timetable, every: Every, last: float = inf, goes_on: bool = False) -> None:
+    def __init__(
+        self,
+        timetable: Timetable,
+        every: Every,
+        last: float = inf,
+        goes_on: bool = False,
+        phases: Sequence[Strategy] = (),
+    ) -> None:
         self._step_s = timetable.step_s
         self._due, self._after = every.due, every.after
+        self._phases = phases
         self._last = last
         self._goes_on = goes_on
         self._done = self._latest = 0  # steps, and those of them sent last
@@ -99,6 +119,9 @@ class TimedWorker(Participant):
                 return now_s, Ask.TAKE
         else:
             assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
+            assert isinstance(told.answer, GoOn | Beginning), "it was granted"
+            if self._phases:
+                self._due = self._phases[told.answer.phase].every.due
             self._hear(answer, now_s)
         return self._work(now_s)
 

@@ -19,6 +19,7 @@ from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.elsewhere import known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 DEFAULT = "async_sgd"  # of a run that names no strategy

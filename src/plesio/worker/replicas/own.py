@@ -62,8 +62,8 @@ class OwnState:
             )
 
     def take_up(self, number: int) -> bool:
-        """Go on with what the server left for this worker after its contribution `number` (0: the run was interrupted); whether its
-        optimizer does.
+        """Go on with what the server left for this worker after its contribution `number`, 0 where the run was interrupted;
+        whether its optimizer does.
 
         Raises:
             CheckpointError: it is another optimizer's, or not what was saved.
