@@ -22,7 +22,7 @@ from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.advising import Adviser
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live
+from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
@@ -176,6 +176,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "clock": config.place.clock,
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
+        "phases": phase_names(config.strategy),
         "notes": on_staleness(config.strategy.recipe),
         "context": in_rows(document),
     }

@@ -110,13 +110,19 @@ class Watching:
             self._adviser.look(live)
             self._tell(live)
             for asked in taken(self._folder) if self._folder is not None else ():
-                if asked == "stop":
-                    self._stop = "stopped from the live page"
-                elif asked == "advice":
-                    self._adviser.ask(live)
-                elif live.keeper is not None:
-                    live.keeper()
+                self._do(asked, live)
         return self._stop
+
+    def _do(self, asked: str, live: Live) -> None:
+        """What somebody asked for on the page."""
+        if asked == "stop":
+            self._stop = "stopped from the live page"
+        elif asked == "checkpoint" and live.keeper is not None:
+            live.keeper()
+        elif asked == "advice":
+            self._adviser.ask(live)
+        elif (phase := asked.partition("switch-")[2]).isdecimal() and int(phase) < len(live.phases):
+            live.switch(int(phase), "asked on the live page")
 
     def _feed(self, live: Live) -> None:
         self._metrics = live.metrics

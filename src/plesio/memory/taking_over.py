@@ -1,4 +1,4 @@
-"""Going on from what a checkpoint of another strategy keeps: the state of the user's optimizer goes to where that steps now.
+"""Going on from what a checkpoint of another strategy keeps, or from what another phase left: the state of the user's optimizer goes to where that steps now.
 
 | it stepped     | and now steps at the server                  | and now steps in the workers           |
 | -------------- | -------------------------------------------- | -------------------------------------- |
@@ -14,7 +14,7 @@ What else a worker held (what packing left out) goes on where it sends and takes
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ from plesio.memory.master import state_layout
 from plesio.memory.port import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
+from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, unchecked
 from plesio.tensors.cut import cut
+from plesio.tensors.outer_optimizer import kind_of
 from plesio.transport.held import parts_of
 
 Own = dict[str, Any]
@@ -62,10 +63,39 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     return _for_workers(blocks, own, common, (was.send, was.adopt) == (now.send, now.adopt))
 
 
+def lost(was: Strategy, now: Strategy, numbers: Mapping[str, Any], workers: int) -> Iterator[str]:
+    """Which state of the server's, of these `numbers`, does not go on under the strategy `now`, and what else workers held."""
+    kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
+    outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
+    if kept and outer and outer != instead:
+        yield f"the state of the outer {outer} ({kept}) is dropped, for {now.name} has {instead or 'none'}"
+    if "look-ahead" in numbers and workers > 1:
+        yield "each worker had a momentum of its own: their mean goes on"
+    if "correction" in numbers and was.correct != now.correct:
+        yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
+    if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
+        what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
+        yield f"{what} dropped, for {now.name} sends or takes back otherwise"
+
+
+def one_for_all(workers: Sequence[int], lowest: int | None, without: str) -> str:
+    """Of the optimizers that stepped in `workers`, that of the `lowest` goes on for all; None: of none, for the reason `without`.
+    What is said of it; empty if nothing is to be."""
+    others = ", ".join(str(worker) for worker in workers if worker != lowest)
+    if lowest is None:
+        return f"the state of the workers' optimizers is dropped, for {without}"
+    return (
+        others
+        and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
+    )
+
+
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:
     """What each worker begins with: the state of its `own` optimizer, or the one that all have in `common`; what else it held,
     if it sends and takes back `alike`."""
     begun: dict[int, bytes] = {}
+    if blocks.strategy.steps_at_server and blocks.seats > 1:  # a lone worker has its random sources, too
+        return begun
     of_all = b""
     for worker in range(blocks.seats):
         mine = _loaded(own[worker]) if worker in own else None
@@ -147,5 +177,6 @@ def _loaded(data: bytes) -> Own:
 
 def _saved(own: Own) -> bytes:
     file = io.BytesIO()
-    torch.save(own, file)
+    with unchecked():
+        torch.save(own, file)
     return file.getvalue()

@@ -81,6 +81,8 @@ class Record:
             costs["rows"] = {
                 name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in now.rows.items()
             }
+        if now.phase:
+            costs["phase"] = now.phase
         if now.row_servers:
             costs["row_servers"] = now.row_servers
         self._tell_discards(time_s, now.discarded)

@@ -48,6 +48,13 @@ class Measure(msgspec.Struct, tag=True, frozen=True):
     window_s: float
 
 
+class Switch(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: the run is to go on in this phase of its strategy; `why`, if there is something to say."""
+
+    phase: int
+    why: str = ""
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -178,7 +185,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep | Measure
+ToServer = Stop | Opened | Emptied | Scale | Keep | Switch | Measure
 FromServer = Begun | Progress | Lately | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 

@@ -49,6 +49,7 @@ class Figures:
             stale,
             _rows(memory, exact=over),
             memory.rows.loads if memory.rows is not None else (),
+            sequencer.phases.now,
         )
 
     def final(

@@ -5,7 +5,7 @@
 | /                           | the page                                                            |
 | /runs                       | the list of runs, as JSON                                           |
 | /events?run=NAME&run=NAME   | a stream: for each run, the lines of its record that are new        |
-| /ask?run=NAME&what=stop     | POST: asks a run under way to stop, or for a checkpoint             |
+| /ask?run=NAME&what=stop     | POST: asks a run under way for what `plesio.observe.asked` knows    |
 
 The server holds no run in memory: for each page that is open it knows how far it has read.
 """
@@ -130,7 +130,7 @@ class Page:
     async def _ask(self, request: Request) -> Response:
         name, what = request.query_params.get("run", ""), request.query_params.get("what", "")
         known = await asyncio.to_thread(found, self._all)
-        if name not in known or what not in ASKED:
+        if name not in known or not ASKED.fullmatch(what):
             return PlainTextResponse("no such run, or nothing that can be asked for", 404, HEADERS)
         if await asyncio.to_thread(ending, known[name]) is not None:
             return PlainTextResponse("the run is over", 409, HEADERS)

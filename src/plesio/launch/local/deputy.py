@@ -196,9 +196,11 @@ class Deputy(StandIn):
         self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
-        packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
+        packed = self._payloads.is_packed(answer)
         shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
         payload = cut(shown.read, self._payloads.spans(answer))
+        if answer.phase != self._payloads.phase:
+            self._payloads = self._payloads.turned_to(answer.phase)
         self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
 
 

@@ -50,7 +50,7 @@ class Order:
     """How far one worker of a run under `strategy` is."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+        self._strategy, self._phase = strategy, 0
         self.hello: messages.Hello | None = None
         self.welcome: messages.Welcome | None = None
         self.rows: DeputyRows | None = None  # where its model has tables, once it was welcomed
@@ -113,7 +113,8 @@ class Order:
 
     def told(self, message: messages.ToWorker | messages.Answer) -> None:
         match message:
-            case messages.GoOn(verdict=verdict):
+            case messages.GoOn(verdict=verdict, phase=phase):
+                self._phase = phase
                 self._answers += 1
                 self._pulls += verdict is Verdict.CANCELLED
             case messages.Welcome():
@@ -122,7 +123,8 @@ class Order:
                 self._asks = False
             case messages.RowsServed(ahead=ahead) if self.rows is not None:
                 self.rows.served(ahead)
-            case messages.Beginning():
+            case messages.Beginning(phase=phase):
+                self._phase = phase
                 self._answers = 1
 
     @property
@@ -152,7 +154,7 @@ class Order:
                 and (carried is None or len(carried.held) == len(specs))
                 and cut(specs, self._strategy.send.fragments) == specs
             )
-            if sound and self._strategy.steps_at_server:
+            if sound and any(one.steps_at_server for one in self._strategy.phases):
                 kept_copies(hello.optimizers, layout.wide)
         except PlesioError:
             return
@@ -174,7 +176,7 @@ class Order:
         wanted = [group for one in self.hello.optimizers for group in one.groups]
         groups = decode_groups(made.settings)
         alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
-        if not self._strategy.steps_at_server or not alike:
+        if not self._strategy.phases[self._phase].steps_at_server or not alike:
             raise ProtocolError("the settings of its optimizer are not like those that it began with")
 
 

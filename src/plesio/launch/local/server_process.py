@@ -246,6 +246,8 @@ class Server(Replies):
                 self._program.keep(time.monotonic())
             case launcher.Measure(window_s):
                 self._tell_engine(self._program.lately(time.monotonic(), window_s))
+            case launcher.Switch(phase, why):
+                self._program.switch(phase, time.monotonic(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():

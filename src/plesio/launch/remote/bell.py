@@ -52,11 +52,15 @@ class RemoteBell:
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
-        self._payloads, self._versions, self._packed = payloads, ring, ring
+        self._versions = ring
+        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
+        self._follow(payloads)
+
+    def _follow(self, payloads: Payloads) -> None:
+        self._payloads, self._packed = payloads, self._versions
         if payloads.answers is not None:
             payloads.answers.ready()
             self._packed = Arena.private(payloads.layout)
-        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
 
     def send(self, message: messages.FromWorker) -> None:
         payload = self.payload(message) if isinstance(message, messages.Contribution) else []
@@ -104,8 +108,10 @@ class RemoteBell:
         self._until(lambda: self._carrier is None and bool(self._answers), timeout_s, phase)
         answer = self._answers.popleft()
         assert isinstance(answer, kind), "a worker knows what comes next"
-        if isinstance(answer, GoOn) and self._payloads.answers is not None:
+        if isinstance(answer, GoOn) and self._payloads.is_packed(answer) and self._payloads.answers is not None:
             self._payloads.answers.move(self._versions, self._packed, answer.part)
+        if answer.phase != self._payloads.phase:
+            self._follow(self._payloads.turned_to(answer.phase))
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.fetch(FrameKind.PULL, b"", timeout_s, phase, self.moving)
         return answer
@@ -205,9 +211,8 @@ class RemoteBell:
             return self._into
         (self.place,) = PLACE.unpack_from(frame.body)
         self._came = answer = decode_answer(frame.body[PLACE.size :])
-        if isinstance(answer, GoOn):
-            return cut(self._packed.bytes, self._payloads.spans(answer))
-        return self.everything if isinstance(answer, Beginning) else ()
+        into = self._packed.bytes if self._payloads.is_packed(answer) else self._ring
+        return cut(into, self._payloads.spans(answer))
 
     def _lose(self) -> None:
         self.reseated, self.untold = True, None

@@ -80,7 +80,8 @@ class RemoteContext(Participation):
         if hello.tables:
             self._line.rows = RemoteRows(hello.tables, self._servers)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
-        renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
+        in_place = any(reads_in_place(one, layout, given.model) for one in strategy.phases)
+        renew = nothing_to_renew if in_place else None
         rows = self._line.rows.slots if self._line.rows is not None else ()
         return Place(layout, initial, True, Ring((ring,), renew=renew), slot, rows=rows, bring=self._bring)
 

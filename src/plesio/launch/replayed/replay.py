@@ -192,7 +192,7 @@ class _Replay(Replies):
         )
         resumed = any(isinstance(one, records.Resumed) for one in journal)
         self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean, servers)
-        self._seats = [RecordedWorker(strategy.every) for _ in range(head.seats)]
+        self._seats = [RecordedWorker() for _ in range(head.seats)]
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
 
@@ -309,7 +309,7 @@ class _Replay(Replies):
         head = self._journal.head
         seat.empty()
         if seat.worker is None:
-            every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
+            every: Every = seat  # type: ignore[assignment]
             task = self._train(), self._strategy, event.worker, head.workers, head.seed
             lone, sources = head.seats == 1, head.sources or b""
             seat.worker = GreenletWorker(*task, seat, every, lone=lone, sources=sources, stealing=head.stealing)

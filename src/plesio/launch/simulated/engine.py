@@ -18,7 +18,7 @@ from contextlib import closing
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.job import Job, Live, Outcome, phase_names
 from plesio.launch.journal import begun
 from plesio.launch.one_process.greenlets import Ask, GreenletWorker, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
@@ -94,6 +94,8 @@ class SimulatedEngine:
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
+        if phases := phase_names(self._strategy):
+            self.live.phases, self.live.switcher = phases, self._switch
         holds = self.checkpointer.holds or bool(cluster.turns())
         choose_in(self.run_of, job.config.strategy)
         self._seating = Seating(self._strategy, self.run_of.program, holds, job.config.servers)
@@ -160,6 +162,9 @@ class SimulatedEngine:
         live.events += run.incidents[self._happened :]
         self._happened = len(run.incidents)
         return live
+
+    def _switch(self, phase: int, why: str) -> None:
+        self.run_of.program.switch(phase, self.run_of.clock.now_s, why)
 
     def _look(self) -> None:
         """Between two evaluations all are told but the user's `watch`, which is called at times that are the same again."""

@@ -154,7 +154,10 @@ function buttons(shown) {
   return shown.map(([name, run], k) => !run.ended && run.at.length > 0 && h("div", {class: "controls ask"}, named(k),
     h("button", {type: "button", id: `stop-${k}`, onclick: () => ask(name, "stop", "Stop this run? Its result so far is kept.")}, "Stop"),
     h("button", {type: "button", id: `checkpoint-${k}`, disabled: !run.head?.keeps,
-      title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint")));
+      title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint"),
+    (run.head?.phases ?? []).map((phase, place) => h("button", {type: "button", id: `switch-${k}-${place}`,
+      disabled: place === (run.at.at(-1).phase ?? 0), title: place === (run.at.at(-1).phase ?? 0) ? "the run is in this phase" : "",
+      onclick: () => ask(name, `switch-${place}`)}, `Switch to ${phase}`))));
 }
 
 const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), " ", run.advice));
@@ -163,7 +166,7 @@ async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;
   const answer = await fetch(`ask?run=${encodeURIComponent(name)}&what=${what}`, {method: "POST"}).catch(() => null);
   const heard = silentFor(name) > SILENT_S ? " It has been silent: there may be nobody to hear it." : "";
-  said = answer?.ok ? `${name}: asked for ${what === "stop" ? "its end" : "a checkpoint"}.${heard}` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
+  said = answer?.ok ? `${name}: asked for ${{stop: "its end", checkpoint: "a checkpoint"}[what] ?? "another phase"}.${heard}` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
   plan();
 }
 

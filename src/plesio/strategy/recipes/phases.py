@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plesio.entry import entry
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Blend, Rebase, Replace
@@ -11,6 +12,7 @@ from plesio.strategy.answers import Blend, Rebase, Replace
 __all__ = ["phases"]
 
 
+@entry("setting of phases", StrategyError)
 def phases(first: Strategy, *later: Strategy | tuple[int, Strategy]) -> Strategy:
     """A strategy that becomes another one while the run goes on.
 
@@ -30,21 +32,25 @@ def phases(first: Strategy, *later: Strategy | tuple[int, Strategy]) -> Strategy
     >>> plan.name, plan.phase_at(999), plan.phase_at(1000)
     ('phases(sync_sgd, 1000: local_sgd(every 16 steps), async_sgd)', 0, 1)
     """
-    plan = [_phase(one) for one in ((0, first), *later)]
+    plan = [(0, _waiting(first)), *map(_phase, later)]
     if len(plan) == 1:
         raise StrategyError("phases: say what comes later, too, as in phases(ps.sync_sgd(), (1000, ps.local_sgd(16)))")
-    texts = [f"{begins}: {one.name}" if begins else one.name for begins, one in plan]
-    return replace(plan[0][1], name=f"phases({', '.join(texts)})", plan=tuple(plan))
+    texts = [one.name if begins is None else f"{begins}: {one.name}" for begins, one in plan[1:]]
+    return replace(plan[0][1], name=f"phases({', '.join([plan[0][1].name, *texts])})", plan=tuple(plan))
 
 
 def _phase(given: object) -> tuple[int | None, Strategy]:
-    """When a phase begins, and its strategy. Workers wait for every answer there, also those on another host."""
+    """When a phase begins, and its strategy."""
     begins, one = given if isinstance(given, tuple) and len(given) == 2 else (None, given)
+    return begins, _waiting(one)
+
+
+def _waiting(one: object) -> Strategy:
+    """`one`; workers wait for every answer there, also those on another host."""
     if not isinstance(one, Strategy):
-        raise StrategyError(
-            f"phases: {given!r} is neither a strategy, such as ps.local_sgd(16), nor (version, strategy)"
-        )
+        such = "give one, such as ps.local_sgd(16), or (1000, ps.local_sgd(16)) for one that begins with version 1000"
+        raise StrategyError(f"phases: {one!r} is no strategy; {such}")
     match one.adopt:
         case Rebase(codec, alpha, away=True):
-            one = replace(one, adopt=Blend(alpha) if one.adopt.blends else Replace(codec))
-    return begins, one
+            return replace(one, adopt=Blend(alpha) if one.adopt.blends else Replace(codec))
+    return one

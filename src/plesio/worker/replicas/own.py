@@ -61,13 +61,14 @@ class OwnState:
                 f"{str(error).splitlines()[0]}"
             )
 
-    def take_up(self) -> bool:
-        """Go on with what this worker held when the run was interrupted; whether its optimizer does.
+    def take_up(self, number: int) -> bool:
+        """Go on with what the server left for this worker after its contribution `number`, 0 where the run was interrupted;
+        whether its optimizer does.
 
         Raises:
             CheckpointError: it is another optimizer's, or not what was saved.
         """
-        data = self._held.get(self._worker, 0)
+        data = self._held.get(self._worker, number)
         if not data:
             return False
         try:
