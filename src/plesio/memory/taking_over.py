@@ -26,7 +26,7 @@ from plesio.memory.master import state_layout
 from plesio.memory.port import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
+from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, unchecked
 from plesio.tensors.cut import cut
 from plesio.tensors.outer_optimizer import kind_of
 from plesio.transport.held import parts_of
@@ -94,6 +94,8 @@ def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, a
     """What each worker begins with: the state of its `own` optimizer, or the one that all have in `common`; what else it held,
     if it sends and takes back `alike`."""
     begun: dict[int, bytes] = {}
+    if blocks.strategy.steps_at_server and blocks.seats > 1:  # a lone worker has its random sources, too
+        return begun
     of_all = b""
     for worker in range(blocks.seats):
         mine = _loaded(own[worker]) if worker in own else None
@@ -175,5 +177,6 @@ def _loaded(data: bytes) -> Own:
 
 def _saved(own: Own) -> bytes:
     file = io.BytesIO()
-    torch.save(own, file)
+    with unchecked():
+        torch.save(own, file)
     return file.getvalue()
