@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -205,8 +206,9 @@ class Machine(Memory):
         """As a checkpoint would be gone on from in that phase, without one. Nobody reads a version until it is shown one."""
         blocks, was, before = self.blocks, self.blocks.strategy, self.folder.kept()
         waiting = [worker for worker, number in enumerate(self._number) if number]
-        held = {worker: self.held(worker, self._number[worker]) for worker in waiting}
-        own = {worker: state for worker, state in held.items() if state}
+        held = ((worker, self.held(worker, self._number[worker])) for worker in waiting)
+        left = ((worker, state) for worker, state in held if state)
+        own = dict(islice(left, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
         blocks.versions.turn()
         blocks.turn_to(phase)
         self._count_bytes()
