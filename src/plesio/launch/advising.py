@@ -15,7 +15,7 @@ from plesio.protocol.launcher import Lately
 
 FIRST_S, EVERY_S = 10.0, 30.0
 SHARE_MAX = 0.02
-"""Forecasts take at most this share of a core: with many workers they come less often."""
+"""Advice takes at most this share of a core: with many workers it comes less often."""
 
 
 class Adviser:
@@ -41,12 +41,13 @@ class Adviser:
         if self._automatic is not None:
             self.ask(live)
         if live.lately is not None and live.lately is not self._heard:
-            self._heard, began_s = live.lately, time.monotonic()
-            self._hear(live.lately, live)
-            self._next_s += max(0.0, (time.monotonic() - began_s) / SHARE_MAX - self._every_s)
+            self._heard = live.lately
+            if self._automatic is None:
+                self._advise(live.lately, live.workers)
+            elif (found := self._automatic.hear(live.time_s, live.lately, live.workers)) is not None:
+                live.switch(*found)
 
-    def _hear(self, lately: Lately, live: Live) -> None:
-        if self._automatic is None:
-            self.advice = advice_lately(lately, self._strategy.phases[lately.phase], live.workers)
-        elif (found := self._automatic.hear(live.time_s, lately, live.workers)) is not None:
-            live.switch(*found)
+    def _advise(self, lately: Lately, workers: int) -> None:
+        began_s = time.monotonic()
+        self.advice = advice_lately(lately, self._strategy.phases[lately.phase], workers)
+        self._next_s += max(0.0, (time.monotonic() - began_s) / SHARE_MAX - EVERY_S)
