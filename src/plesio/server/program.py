@@ -482,7 +482,7 @@ class Program:
         self._enter(switch.phase)
         what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
         why, self._why = (f": {self._why}" if self._why else ""), ""
-        dropped = f"; dropped: {self.memory.dropped}" if self.memory.dropped else ""
+        dropped = f"; {self.memory.dropped}" if self.memory.dropped else ""
         self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
 
     def _serve(self, serve: events.Serve) -> None:
