@@ -254,8 +254,8 @@ class Program:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint has to wait: the run is drained for another phase; or rows of tables have stepped by a contribution
-        that waits for its fold. A resumed run computes that again, and would step them twice."""
+        """Whether a checkpoint has to wait: the run is drained for another phase; or rows of tables have stepped by a
+        contribution that waits for its fold. A resumed run computes that again, and would step them twice."""
         amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
         return amid_fold or self.sequencer.phases.following is not None
 
