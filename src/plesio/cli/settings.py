@@ -48,7 +48,7 @@ def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
     name, inside = call.group(1), call.group(2) or ""
     if name == phases.__name__:
         given = [_phase(part, workers) for part in [*_split(inside), *more] or [""]]
-        return phases(*given)  # type: ignore[arg-type] (it says what is wrong with them)
+        return phases(*given)  # type: ignore[arg-type]  # it says what is wrong with them
     if name not in RECIPES:
         recipe(name, workers)  # raises, with the names that there are
     settings: dict[str, Value] = {}

@@ -133,7 +133,7 @@ class Membership:
         """All clocks are 0 again, and every member goes on from `version`."""
         self.slowest, self._at_slowest = 0, len(self.seats)
         for seat in self.seats.values():
-            seat.clock, seat.computing = 0, version
+            seat.clock, seat.computing, seat.samples = 0, version, 0
 
     def answered(self, seat: Seat, now_s: float) -> None:
         """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""

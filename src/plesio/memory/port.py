@@ -51,7 +51,7 @@ class Memory:
     part_bytes = 0
     """What travelled so far, where a model is exchanged in parts."""
     dropped = ""
-    """What did not go on at the last `Switch`, in words."""
+    """What state did not go on at the last `Switch`, in words."""
     rows: RowServers | None = None
     """The rows of tables, if the model has any."""
     push_bytes: Mapping[int, int] = {ALL_PARTS: 0}

@@ -170,6 +170,8 @@ class Program:
         resumed = self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.begin(self.version)
+            if self.phase:  # it was asked for by now
+                memory.do(events.Switch(self.phase, 0.0))
         self.begun, self._begun_at = True, self.version
         if resumed:
             if begins := self._checkpointer.begins:
@@ -214,11 +216,8 @@ class Program:
             raise StrategyError(
                 f"phase {phase}: the run has {', '.join(f'{at} ({one.name})' for at, one in enumerate(known))}"
             )
-        if self.begun:
-            self._why = why
-            self.receive(events.Switched(phase), now_s)
-        else:
-            self.trouble(None, f"not switched to {known[phase].name}: training has not begun")
+        self._why = why
+        self.receive(events.Switched(phase), now_s)
 
     def close_memory(self) -> None:
         self.begun = False
@@ -252,15 +251,16 @@ class Program:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
         if not (self._checkpointer.writes and self.begun):
             return
-        self._keep_late = self.amid_fold or self.sequencer.phases.following is not None
+        self._keep_late = self.unsettled
         if not self._keep_late:
             self.when_whole(partial(self._keep, now_s), held=True)
 
     @property
-    def amid_fold(self) -> bool:
-        """Whether rows of tables have stepped by a contribution that waits for its fold. A resumed run computes it again, and
-        would step them twice."""
-        return self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
+    def unsettled(self) -> bool:
+        """Whether a checkpoint has to wait: the run is drained for another phase; or rows of tables have stepped by a
+        contribution that waits for its fold. A resumed run computes that again, and would step them twice."""
+        amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
+        return amid_fold or self.sequencer.phases.following is not None
 
     def _keep(self, now_s: float) -> None:
         if not self.is_finite():
@@ -488,13 +488,10 @@ class Program:
         except PlesioError as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
         self._enter(switch.phase)
-        waited = f"after {waited_s:.2g} s of waiting for the slowest" if waited_s >= 0.005 else "nobody had to wait"
-        dropped = f"; dropped: {self.memory.dropped}" if self.memory.dropped else ""
+        what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
         why, self._why = (f": {self._why}" if self._why else ""), ""
-        self.trouble(
-            None,
-            f"switched from {was.name} to {self._strategy.name} at version {self.version} ({waited}){why}{dropped}",
-        )
+        dropped = f"; {self.memory.dropped}" if self.memory.dropped else ""
+        self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
 
     def _serve(self, serve: events.Serve) -> None:
         self.memory.do(serve)
