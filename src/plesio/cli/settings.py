@@ -12,7 +12,7 @@ from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.strategy.answers.work import span
-from plesio.strategy.recipes import RECIPES, phases, recipe, usual_first
+from plesio.strategy.recipes import RECIPES, auto, phases, recipe, usual_first
 
 Value = int | float | bool | str | Every
 
@@ -49,6 +49,9 @@ def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
     if name == phases.__name__:
         given = [_phase(part, workers) for part in [*_split(inside), *more] or [""]]
         return phases(*given)  # type: ignore[arg-type]  # it says what is wrong with them
+    if name == auto.__name__:
+        choices = [strategy_of(part, workers) for part in _split(inside)]
+        return auto(choices, **dict(_setting(name, part, None) for part in more))  # type: ignore[arg-type]
     if name not in RECIPES:
         recipe(name, workers)  # raises, with the names that there are
     settings: dict[str, Value] = {}

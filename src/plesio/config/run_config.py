@@ -161,6 +161,10 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
+        if self.strategy.chooses is not None and self.data != "leases":
+            raise ConfigurationError(
+                f"data={self.data!r}: {self.strategy.name} compares strategies by how they share the work out; take data='leases'"
+            )
         self._check_faults()
         self._check_refused()
         self._check_ranks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from plesio.entry import entry
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.choosing import Choosing
@@ -13,6 +14,7 @@ from plesio.strategy.recipes.phases import phases
 __all__ = ["auto"]
 
 
+@entry("setting of auto", StrategyError)
 def auto(
     strategies: Sequence[Strategy],
     *,
@@ -49,13 +51,10 @@ def auto(
     rules = Choosing(
         every_s=every_s, apart_s=apart_s, better=better, close=close, in_a_row=in_a_row, measured_only=measured_only
     )
-    if (
-        isinstance(strategies, Strategy)
-        or len(strategies) < 2
-        or not all(isinstance(one, Strategy) for one in strategies)
-    ):
+    given = [strategies] if isinstance(strategies, Strategy) else list(strategies)
+    names = ", ".join(str(getattr(one, "name", one)) for one in given)
+    if len(given) < 2 or not all(isinstance(one, Strategy) for one in given):
         raise StrategyError(
-            f"auto({strategies!r}): give at least two strategies, the tightest first: auto([ps.sync_sgd(), ps.async_sgd()])"
+            f"auto({names}): give at least two strategies, the tightest first: auto([ps.sync_sgd(), ps.async_sgd()])"
         )
-    names = ", ".join(one.name for one in strategies)
-    return replace(phases(*strategies), name=f"auto({names})", chooses=rules)
+    return replace(phases(*given), name=f"auto({names})", chooses=rules)
