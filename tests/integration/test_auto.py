@@ -28,13 +28,13 @@ def test_a_run_is_told_of_a_faster_strategy_while_somebody_watches(
     def watch(live: ps.Live) -> None:
         (folder,) = tmp_path.iterdir()
         ask(folder, "advice")  # as the page does
-        if "samples a second as sync_sgd" in (folder / LIVE).read_text():
+        if "samples a second at the speeds" in (folder / LIVE).read_text():
             (folder / "asked-stop").touch()
 
     run = ps.run(TRAIN, "sync_sgd", workers=3, pace=0.02, faults=UNEQUAL, runs=tmp_path, watch=watch, until=LONGEST)
     assert run.ended == "stopped from the live page"
     assert run.folder is not None
-    assert '"kind":"advice","what":"At the speeds of the last ' in (run.folder / LIVE).read_text()
+    assert '"kind":"advice","what":"async_sgd would make ' in (run.folder / LIVE).read_text()
     assert "async_sgd would" in run.advice
 
 

@@ -22,12 +22,11 @@ class Adviser:
     """Asks the server what the workers did lately, and says what to make of it."""
 
     def __init__(self, config: RunConfig) -> None:
-        strategy = config.strategy
-        works_alone = strategy.every.by_client or strategy.every.among_ranks
-        self._can = config.data == "leases" and strategy.via.at_server and not works_alone
-        self._strategy = strategy
-        self._automatic = Automatic(strategy, strategy.chooses) if strategy.chooses is not None else None
-        self._every_s = strategy.chooses.every_s if strategy.chooses is not None else EVERY_S
+        strategy = self._strategy = config.strategy
+        alone = strategy.every.by_client or strategy.every.among_ranks
+        self._can = config.data == "leases" and strategy.via.at_server and not alone
+        self._automatic = Automatic(strategy) if strategy.chooses is not None else None
+        self._every_s = self._automatic.rules.every_s if self._automatic is not None else EVERY_S
         self._next_s = FIRST_S if self._automatic is None else self._every_s
         self._heard: Lately | None = None
         self.advice = ""
@@ -40,14 +39,11 @@ class Adviser:
     def look(self, live: Live) -> None:
         if self._automatic is not None:
             self.ask(live)
-        if live.lately is not None and live.lately is not self._heard:
-            self._heard = live.lately
-            if self._automatic is None:
-                self._advise(live.lately, live.workers)
-            elif (found := self._automatic.hear(live.time_s, live.lately, live.workers)) is not None:
-                live.switch(*found)
-
-    def _advise(self, lately: Lately, workers: int) -> None:
-        began_s = time.monotonic()
-        self.advice = advice_lately(lately, self._strategy.phases[lately.phase], workers)
-        self._next_s += max(0.0, (time.monotonic() - began_s) / SHARE_MAX - EVERY_S)
+        if live.lately is self._heard or live.lately is None:
+            return
+        self._heard, began_s = live.lately, time.monotonic()
+        if self._automatic is None:
+            self.advice = advice_lately(live.lately, self._strategy.phases[live.lately.phase], live.workers)
+            self._next_s += max(0.0, (time.monotonic() - began_s) / SHARE_MAX - EVERY_S)
+        elif (found := self._automatic.hear(live.time_s, live.lately, live.workers)) is not None:
+            live.switch(*found)

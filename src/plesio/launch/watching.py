@@ -22,12 +22,11 @@ LOOK_S = 0.1
 
 
 class Advises(Protocol):
-    """What `plesio.launch.advising.Adviser` is."""
+    """`plesio.launch.advising.Adviser`."""
 
     advice: str
 
     def ask(self, live: Live) -> None: ...
-
     def look(self, live: Live) -> None: ...
 
 

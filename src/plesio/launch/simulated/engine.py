@@ -97,7 +97,8 @@ class SimulatedEngine:
         if phases := phase_names(self._strategy):
             self.live.phases, self.live.switcher = phases, self._switch
         holds = self.checkpointer.holds or bool(cluster.turns())
-        choose_in(self.run_of, job.config.strategy)
+        if job.config.strategy.chooses is not None:
+            choose_in(self.run_of, job.config.strategy)
         self._seating = Seating(self._strategy, self.run_of.program, holds, job.config.servers)
 
     def run(self) -> Outcome:

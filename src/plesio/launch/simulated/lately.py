@@ -1,55 +1,58 @@
-"""What other strategies would make of a run under way: what its workers did lately, replayed by `what_if`.
+"""How fast a run under way would be under other strategies: what its workers did lately, replayed by `what_if`.
 
-It takes about half a second for 8 workers and 3 strategies. So whoever asks does so now and then.
+It takes about half a second of computing for 8 workers and 3 strategies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
 from plesio.core.choosing import Chooser
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.whatif import ADVICE_STEPS, Prediction, choose, misfit, replay_of, usual_rivals, what_if
+from plesio.launch.simulated.whatif import ADVICE_STEPS, CLOSE, Prediction, misfit, usual_rivals, what_if
 from plesio.observe.amounts import duration
 from plesio.observe.summary import Span, Staleness, Summary
 from plesio.observe.times import Measured, measured
 from plesio.protocol.launcher import Lately
 from plesio.strategy import Strategy
-from plesio.strategy.choosing import Choosing
 from plesio.strategy.measured import how_near
 
 BETTER = 1.25
 """An advice is given from so many times the samples a second on."""
 
 
-def forecast(
-    lately: Lately, ran_with: Strategy, others: Sequence[Strategy]
-) -> tuple[Measured, Prediction, list[Prediction]]:
-    """What was measured, how it went, and how it would have gone under those that can: in seconds for `ADVICE_STEPS` steps.
+def speeds(lately: Lately, ran_with: Strategy, others: Sequence[Strategy]) -> dict[str, float]:
+    """Steps a second of all workers under the others, by name.
 
-    Raises:
-        ConfigurationError: too little was measured.
+    One that cannot run with these workers, or whose fold leaves one of them out, is missing. What the run went with is as fast as
+    it was, or as its replay is, whichever is faster. Nothing is said where too little was measured, or where the two differ much.
     """
-    steps = sum(span.steps for span in lately.spans)
-    made = sum(span.steps > 0 for span in lately.spans)
+    made = [span for span in lately.spans if span.steps]
     summary = Summary(
-        strategy=ran_with.name, recipe=ran_with.recipe, workers=lately.workers, wall_s=0.0, version=0, steps=steps,
-        samples=0, folded=made, discarded={}, bytes=2 * made * lately.nbytes, plain_bytes=lately.plain_bytes,
-        served_s=made * lately.served_s, staleness=Staleness(), timeline=lately.spans,
+        strategy=ran_with.name, recipe=ran_with.recipe, workers=lately.workers, wall_s=0.0, version=0, samples=0,
+        steps=sum(span.steps for span in made), folded=len(made), discarded={}, bytes=2 * len(made) * lately.nbytes,
+        plain_bytes=lately.plain_bytes, served_s=len(made) * lately.served_s, staleness=Staleness(), timeline=lately.spans,
     )  # fmt: skip
-    run = msgspec.structs.replace(measured(summary), steps=ADVICE_STEPS)
-    pace = sum(_pace(spans) for spans in summary.spans_by_worker.values())
+    try:
+        run = msgspec.structs.replace(measured(summary), steps=ADVICE_STEPS)
+    except ConfigurationError:
+        return {}
+    found = list(chain.from_iterable(_replayed(run, one) for one in others))
+    pace = sum(map(_pace, summary.spans_by_worker.values()))
     ran = Prediction(
         strategy=ran_with.name, time_s=ADVICE_STEPS / pace, steps_per_s=pace, waiting_share=0.0, staleness=0.0
     )
-    return run, ran, [found for one in others for found in _replayed(run, one)]
+    if misfit(run, ran, found):
+        return {}
+    forecast = {one.strategy: run.steps / one.time_s for one in found if not one.left_out}
+    return forecast | {ran.strategy: max(pace, forecast.get(ran.strategy, 0.0))}
 
 
 def _replayed(run: Measured, strategy: Strategy) -> list[Prediction]:
-    """How it would go; nothing where it cannot with these workers, or nothing it does would count."""
     try:
         return what_if(run, [strategy], steps_max=ADVICE_STEPS)
     except (ConfigurationError, StrategyError):
@@ -64,88 +67,60 @@ def _pace(spans: Sequence[Span]) -> float:
     return sum(span.steps for span in made[1:]) / (made[-1].end_s - made[0].end_s)
 
 
-def may_gain(lately: Lately, times: float) -> bool:
+def _may_gain(lately: Lately, times: float) -> bool:
     """Whether workers that always compute would be so many times as fast: nothing is faster."""
     busy_s = sum(span.end_s - span.start_s for span in lately.spans if span.steps)
     return len(lately.workers) > 1 and busy_s * times < sum(span.end_s - span.start_s for span in lately.spans)
 
 
-def _window(lately: Lately) -> str:
-    return duration(max(span.end_s for span in lately.spans) - min(span.start_s for span in lately.spans))
+def _gain(lately: Lately, there: float, here: float) -> str:
+    window_s = max(span.end_s for span in lately.spans) - min(span.start_s for span in lately.spans)
+    return f"{there / here:.2g} times as many samples a second at the speeds of the last {duration(window_s)}"
 
 
 def advice_lately(lately: Lately, ran_with: Strategy, workers: int) -> str:
-    """One line, if another strategy would be `BETTER` times as fast at the speeds that workers have now; else nothing.
-
-    Where the workers compute nearly all the time no strategy can be, and nothing is replayed.
-    """
-    if not may_gain(lately, BETTER) or not any(one.samples for one in lately.workers):
+    """One line, if another strategy would be `BETTER` times as fast; else nothing."""
+    if not _may_gain(lately, BETTER) or not any(one.samples for one in lately.workers):
         return ""
-    try:
-        run, ran, others = forecast(lately, ran_with, usual_rivals(ran_with))
-    except ConfigurationError:
-        return ""  # too little was measured
-    best = choose(ran, others)
-    gain = min(ran.time_s, replay_of(ran, others).time_s) / best.time_s
-    if gain < BETTER or misfit(run, ran, others):
+    found = speeds(lately, ran_with, usual_rivals(ran_with))
+    best = next((name for name, speed in found.items() if speed * CLOSE >= max(found.values())), "")
+    if not best or found[best] < BETTER * found[ran_with.name]:
         return ""
     return (
-        f"At the speeds of the last {_window(lately)} {best.strategy} would make {gain:.1f} times as many samples a second "
-        f"as {ran.strategy}. How many it needs for the same accuracy is not known "
-        f"(docs/convergence.md: {how_near(best.strategy, workers)})."
+        f"{best} would make {_gain(lately, found[best], found[ran_with.name])}. How many it needs for the same accuracy is not known "
+        f"(docs/convergence.md: {how_near(best, workers)})."
     )
 
 
 class Automatic:
     """Chooses among the phases of a strategy (`plesio.auto`), from what the workers did lately."""
 
-    def __init__(self, strategy: Strategy, rules: Choosing) -> None:
-        self._phases, self._rules = strategy.phases, rules
-        self._chooser = Chooser(rules)
+    def __init__(self, strategy: Strategy) -> None:
+        assert strategy.chooses is not None, "it says how"
+        self._phases, self.rules = strategy.phases, strategy.chooses
+        self._chooser = Chooser(self.rules)
 
     def hear(self, now_s: float, lately: Lately, workers: int) -> tuple[int, str] | None:
         """The phase that the run with so many workers is to go over to, and why; None: it stays as it is."""
-        speeds = self._forecast(lately, workers)
-        wanted = self._chooser.hear(now_s, lately.phase, speeds)
+        names, present = [one.name for one in self._phases], self._phases[lately.phase]
+        out = self.rules.left_out(names, workers)
+        asked = [one for place, one in enumerate(self._phases) if place not in out or one is present]
+        gains = asked[0] is not present or _may_gain(lately, self.rules.better)
+        found = speeds(lately, present, asked) if gains else {}
+        wanted = self._chooser.hear(now_s, lately.phase, [found.get(name) for name in names])
         if wanted is None:
             return None
-        there, present = speeds[wanted], speeds[lately.phase]
-        assert there is not None, "it has a forecast"
-        assert present is not None, "it has a forecast"
-        times = (
-            f"it makes {there / present:.2g} times as many samples a second at the speeds of the last {_window(lately)}"
-        )
-        return wanted, f"{times}, and is tighter" if wanted < lately.phase else times
-
-    def _forecast(self, lately: Lately, workers: int) -> list[float | None]:
-        """Steps a second in each phase; None where it is left out, or nobody can tell."""
-        names, present = [one.name for one in self._phases], self._phases[lately.phase]
-        unknown: list[float | None] = [None] * len(names)
-        out = self._rules.left_out(names, workers)
-        asked = [one for place, one in enumerate(self._phases) if place not in out or one is present]
-        if asked[0] is present and not may_gain(lately, self._rules.better):
-            return unknown
-        try:
-            run, ran, found = forecast(lately, present, asked)
-        except ConfigurationError:
-            return unknown  # too little was measured
-        if misfit(run, ran, found):
-            return unknown
-        speeds = {one.strategy: run.steps / one.time_s for one in found if not one.left_out}
-        return [speeds.get(name) for name in names]
+        return wanted, f"it makes {_gain(lately, found[names[wanted]], found[present.name])}"
 
 
 def choose_in(run: VirtualRun, strategy: Strategy) -> None:
-    """Have a run in virtual time choose among the phases of its strategy, if that says so."""
-    rules = strategy.chooses
-    if rules is None:
-        return
-    automatic = Automatic(strategy, rules)
+    """Have a run in virtual time choose among the phases of its strategy."""
+    automatic = Automatic(strategy)
+    every_s = automatic.rules.every_s
 
     def choose(now_s: float) -> None:
-        program = run.program
-        found = automatic.hear(now_s, program.lately(now_s, rules.every_s), program.sequencer.workers)
+        found = automatic.hear(now_s, run.program.lately(now_s, every_s), run.program.sequencer.workers)
         if found is not None:
             run.switch(*found)
 
-    run.clock.repeat(rules.every_s, rules.every_s, choose)
+    run.clock.repeat(every_s, every_s, choose)

@@ -261,20 +261,20 @@ def choose(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     eligible = (one for one in others if not one.left_out and not one.one_host)
     rivals = [ran, *(one for one in eligible if one.strategy != ran.strategy)]
     shortest_s = min(one.time_s for one in rivals)
-    least_s = min(ran.time_s / CLOSE, replay_of(ran, others).time_s / max(CLOSE, _off(ran, others)))
+    least_s = min(ran.time_s / CLOSE, _replay(ran, others).time_s / max(CLOSE, _off(ran, others)))
     good = [one for one in rivals if one.time_s <= CLOSE * shortest_s and one.time_s < least_s]
     order = {name: place for place, name in enumerate(RECIPES)}  # from those in lock step on; one's own comes last
     return min(good, key=lambda one: order.get(one.strategy.split("(")[0], len(order)), default=ran)
 
 
-def replay_of(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
+def _replay(ran: Prediction, others: Sequence[Prediction]) -> Prediction:
     """What ran, as the model has it."""
     return next((one for one in others if one.strategy == ran.strategy), ran)
 
 
 def _off(ran: Prediction, others: Sequence[Prediction]) -> float:
     """How many times too short or too long the replay of what ran is."""
-    ratio = replay_of(ran, others).time_s / ran.time_s
+    ratio = _replay(ran, others).time_s / ran.time_s
     return max(ratio, 1 / ratio)
 
 
@@ -291,7 +291,7 @@ def recommendation(run: Measured, ran: Prediction, others: Sequence[Prediction])
         return f"Keep {ran.strategy}: {faster}. Less cannot be told: {_replayed(ran, others)}."
     took = f"{'at least ' if best.at_least else ''}{duration(best.time_s, 1)}"
     waited = "would have waited" if any(one is ran for one in others) else "waited"
-    again = f" ({duration(replay_of(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
+    again = f" ({duration(_replay(ran, others).time_s, 1)} in its replay)" if _off(ran, others) > CLOSE else ""
     return (
         f"{_cause(run)}{ran.strategy} {waited} {percent(ran.waiting_share)} of the time; {best.strategy} would have taken "
         f"{took} instead of {duration(ran.time_s, 1)}{again}, at a mean staleness of {best.staleness:.1f}."
@@ -310,7 +310,7 @@ def misfit(run: Measured, ran: Prediction, others: Sequence[Prediction]) -> str:
 
 
 def _replayed(ran: Prediction, others: Sequence[Prediction]) -> str:
-    replay_s = replay_of(ran, others).time_s
+    replay_s = _replay(ran, others).time_s
     return f"the replay of what ran takes {duration(replay_s, 1)} instead of {duration(ran.time_s, 1)}"
 
 
@@ -357,6 +357,6 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     ran = as_it_was(summary)
     if why := misfit(run, ran, others):
         return f"No other strategy is recommended: {why}. Measure: plesio compare."
-    if choose(ran, others).time_s * MUCH > min(ran.time_s, replay_of(ran, others).time_s):
+    if choose(ran, others).time_s * MUCH > min(ran.time_s, _replay(ran, others).time_s):
         return None
     return f"{recommendation(run, ran, others)} (Equal samples, not equal accuracy; see plesio whatif.)"
