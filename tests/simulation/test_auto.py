@@ -28,11 +28,11 @@ def cluster(*faults: Slow | Crash | Restart, step_s: float = 0.2) -> Cluster:
     return Cluster((Group(4, LogNormal(step_s, 0.05), Link(0.0005)),), Link(bytes_per_s=1e9), faults)
 
 
-def timed(strategy: Strategy, *faults: Slow | Crash | Restart) -> VirtualRun:
+def timed(strategy: Strategy, *faults: Slow | Crash | Restart, seconds: float = 2 * HALF_S) -> VirtualRun:
     """A run of workers that compute nothing."""
     machines = cluster(*faults)
     workers = [TimedWorker(one, strategy.every, phases=strategy.phases) for one in machines.timetables(seed=1)]
-    limits = {"seconds": 2 * HALF_S}
+    limits = {"seconds": seconds}
     run = VirtualRun(strategy, machines, workers, push_nbytes=1000, answer_nbytes=1000, limits=limits)
     run.program.begin(Memory(), 0.0)
     if strategy.chooses is not None:
@@ -73,21 +73,22 @@ def test_where_workers_are_equal_it_stays_and_costs_nothing() -> None:
 
 
 def test_when_the_slow_worker_recovers_it_goes_back_to_lock_step() -> None:
-    for_a_while = Slow(worker=0, factor=10.0, at_s=60.0, until_s=240.0)
-    assert [what.split(" at ")[0] for what in switches(timed(ps.auto(CHOICES), for_a_while))] == [
+    for_a_while = Slow(worker=0, factor=10.0, at_s=30.0, until_s=130.0)
+    assert [what.split(" at ")[0] for what in switches(timed(ps.auto(CHOICES), for_a_while, seconds=250.0))] == [
         "switched from sync_sgd to async_sgd",
         "switched from async_sgd to sync_sgd",
     ]
 
 
 def test_deaths_and_successors_do_not_keep_it_from_choosing() -> None:
-    faults = (STRAGGLER, Crash(worker=1, at_s=HALF_S + 20), Restart(worker=1, at_s=HALF_S + 70))
-    assert len(switches(timed(ps.auto(CHOICES), *faults))) == 1
+    slow = Slow(worker=0, factor=10.0, at_s=30.0)
+    faults = (slow, Crash(worker=1, at_s=50.0), Restart(worker=1, at_s=100.0))
+    assert len(switches(timed(ps.auto(CHOICES), *faults, seconds=150.0))) == 1
 
 
 def test_what_nobody_measured_is_left_out_and_told_unless_it_is_asked_for() -> None:
     choices = [ps.sync_sgd(), ps.local_sgd(16), ps.async_sgd()]
-    careful, bold = timed(ps.auto(choices), STRAGGLER), timed(ps.auto(choices, measured_only=False), STRAGGLER)
+    careful, bold = (timed(ps.auto(choices, measured_only=one), seconds=1.0) for one in (True, False))
     assert careful.incidents[0].what == (
         "the run chooses from sync_sgd, async_sgd; not local_sgd(every 16 steps): it reached 98.9% of the accuracy of sync_sgd "
         "with 4 workers (docs/convergence.md)"
@@ -121,10 +122,10 @@ def test_it_survives_a_file() -> None:
 
 def test_a_run_that_chooses_is_the_same_again_and_replays(tmp_path: Path) -> None:
     """With real gradients, deaths and data; the journal has the switches, and nobody chooses in a replay."""
-    machines = cluster(Slow(worker=0, factor=10.0, at_s=6.0), Crash(worker=2, at_s=9.0), Restart(worker=2, at_s=15.0))
+    machines = cluster(Slow(worker=0, factor=10.0, at_s=4.0), Crash(worker=2, at_s=9.0), Restart(worker=2, at_s=13.0))
 
     def once(folder: str) -> ps.Run:
-        until = ps.Until(seconds=20.0)
+        until = ps.Until(seconds=16.0)
         return ps.run(
             train, QUICK, workers=4, engine=ps.Simulated(machines), runs=tmp_path / folder, until=until, seed=3
         )

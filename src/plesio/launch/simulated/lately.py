@@ -86,10 +86,9 @@ def advice_lately(lately: Lately, ran_with: Strategy, workers: int) -> str:
     best = next((name for name, speed in found.items() if speed * CLOSE >= max(found.values())), "")
     if not best or found[best] < BETTER * found[ran_with.name]:
         return ""
-    return (
-        f"{best} would make {_gain(lately, found[best], found[ran_with.name])}. How many it needs for the same accuracy is not known "
-        f"(docs/convergence.md: {how_near(best, workers)})."
-    )
+    faster = f"{best} would make {_gain(lately, found[best], found[ran_with.name])}"
+    accuracy = f"How many it needs for the same accuracy is not known (docs/convergence.md: {how_near(best, workers)})"
+    return f"{faster}. {accuracy}."
 
 
 class Automatic:
