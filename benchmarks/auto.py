@@ -1,9 +1,9 @@
-"""What it is worth to choose the strategy by itself: `ps.auto` beside the best of its strategies, fixed, when a worker becomes slow.
+"""A run that chooses its strategy: `ps.auto` beside the best of its strategies, fixed, when a worker becomes slow.
 
     python benchmarks/auto.py --json FILE [--quick] [--real]
 
-At half time one worker takes ten times as long for each step. In virtual time there are 4, 8 and 16 workers whose steps last about
-0.2 s, for 20 minutes, with the rules as they are by default. Steps vary by 10%, or are exponential. With `--real` four
+At half time one worker takes ten times as long for each step. In virtual time there are 4, 8 and 16 workers. Steps last about
+0.2 s and vary by 10%, or are exponential. A run takes 20 minutes, with the rules as they are by default. With `--real` four
 processes take 20 ms a step for half a minute, and look every 2 s. Where all stay equal `auto` is held against `sync_sgd`.
 A look's row is what a forecast takes of the launcher's process.
 """

@@ -108,6 +108,10 @@ def phases(code: str) -> None:
     assert execute(code, {"ps": ps, "train": train})["run"].version == 5
 
 
+def auto(code: str) -> None:
+    assert execute(code, {"ps": ps, "train": train})["run"].incidents[0].what.startswith("the run chooses from sync_sgd")
+
+
 def sparse(code: str) -> None:
     random = np.random.default_rng(0)
     Path("text.txt").write_text("the king rules the land\n" * 200)
@@ -145,6 +149,7 @@ def in_process(code: str) -> None:
 HOW: dict[str, Callable[[str], None]] = {
     "algorithm": nothing,
     "api": nothing,
+    "auto": auto,
     "convert": in_process,
     "failures": failures,
     "federated": federated,
