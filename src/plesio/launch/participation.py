@@ -84,6 +84,7 @@ class Place:
         held: where checkpoints find what the worker holds of its own.
         wanted, keeps: as `OwnStepExchange` takes them.
         state: fetches the state of the optimizer that steps at the server.
+        brought: the state that was sent for the optimizer here, where `held` is elsewhere.
         rows: where it asks each server for rows of tables; `bring`: takes those that the `first` worker's tables have.
     """
 
@@ -98,6 +99,7 @@ class Place:
     wanted: Callable[[], int] = lambda: 0
     keeps: bool = False
     state: Callable[[], tuple[Carried, SharedBlock]] | None = None
+    brought: Callable[[], States] | None = None
     rows: Sequence[RowSlots] = ()
     bring: Callable[[Mapping[str, KeptRows]], object] = lambda rows: None
 
@@ -264,7 +266,7 @@ class Participation(ABC):
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         replica = replicate(strategy.phases[0])
         load_kernels(place.layout, strategy.phases[1:])
-        exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate)
+        exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate, brought=place.brought)
         if place.rows:
             row_tables, several = named_tables(given.model), any(one.send.stepped for one in strategy.phases)
             reader = self.rank if place.rows[0].readers > 1 else 0  # in places of its own

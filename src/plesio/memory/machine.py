@@ -206,7 +206,7 @@ class Machine(Memory):
         """As a checkpoint would be gone on from in that phase, without one. Nobody reads a version until it is shown one."""
         blocks, was, before = self.blocks, self.blocks.strategy, self.folder.kept()
         waiting = [worker for worker, number in enumerate(self._number) if number]
-        held = ((worker, self.held(worker, self._number[worker])) for worker in waiting)
+        held = ((worker, self.held(worker, self._number[worker])) for worker in waiting if worker not in self.elsewhere)
         left = ((worker, state) for worker, state in held if state)
         own = dict(islice(left, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
         blocks.versions.turn()
@@ -223,7 +223,7 @@ class Machine(Memory):
                 blocks.held.put_all(worker, self._number[worker], begun[worker])
         dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
         if was.send.stepped and not blocks.strategy.send.stepped:
-            dropped.append(one_for_all(waiting, min(own, default=None), "none of them is on this host"))
+            dropped.append(one_for_all(waiting, min(own, default=None), "they are all on other hosts"))
         self.dropped = "; ".join(filter(None, dropped))
 
     def located(self, worker: int, answer: Answer) -> Located:

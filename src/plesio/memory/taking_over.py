@@ -42,7 +42,7 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     own = {
         worker: data for worker, data in kept.own.items() if not parts_of(data)
     }  # of several processes it stays there
-    lowest = _loaded(own[min(own)]) if own else None
+    lowest = loaded(own[min(own)]) if own else None
     of_user = at_server if was.steps_at_server else lowest
     given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
     kinds = [spec.kind.__name__ for spec in blocks.specs]
@@ -98,7 +98,7 @@ def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, a
         return begun
     of_all = b""
     for worker in range(blocks.seats):
-        mine = _loaded(own[worker]) if worker in own else None
+        mine = loaded(own[worker]) if worker in own else None
         if (state := common or mine) is None:
             continue
         optimizer = {} if blocks.strategy.steps_at_server else state["optimizer"]
@@ -148,16 +148,20 @@ def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
 
 def _give(blocks: Blocks, folder: Folder, states: Mapping[int, dict[str, Any]]) -> None:
     """The optimizer at the server begins with these."""
-    views = Arena.private(blocks.state_layout).views
+    folder.begin_from(*carried_of(states, blocks.state_layout))
+
+
+def carried_of(states: Mapping[int, dict[str, Any]], layout: Layout) -> tuple[Carried, tuple[Arena, ...]]:
+    """These states, by the tensor's number, as they are handed over to where tensors lie like this."""
+    views = Arena.private(layout).views
     states = _in_dtype_of(views, states)
-    held = tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views))
-    carried = Carried(held)
-    _, arenas = blocks.lent(len(carried.keys), "the optimizer's state", blocks.state_layout)
+    carried = Carried(tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views)))
+    arenas = tuple(Arena.private(layout) for _ in carried.keys)
     for key, arena in zip(carried.keys, arenas, strict=True):
-        for place, one in enumerate(held):
+        for place, one in enumerate(carried.held):
             if key in one.whole:
                 arena.views[place].copy_(states[place][key])
-    folder.begin_from(carried, arenas)
+    return carried, arenas
 
 
 def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -170,7 +174,7 @@ def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> di
     return found
 
 
-def _loaded(data: bytes) -> Own:
+def loaded(data: bytes) -> Own:
     own: Own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return own
 

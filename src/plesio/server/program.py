@@ -47,7 +47,7 @@ from plesio.observe.meter import Meter
 from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
-from plesio.protocol.journal import JournalWriter
+from plesio.protocol.journal import ELSEWHERE, JournalWriter
 from plesio.protocol.launcher import Final, Lately, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
@@ -343,7 +343,10 @@ class Program:
         self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
         self.listening[worker] = True
-        self.meter.workers[worker].came = True
+        meter = self.meter.workers[worker]
+        meter.came = True
+        if meter.away and self.sequencer.phases.whole.plan:
+            self._recorder.keep(JournalWriter.note, ELSEWHERE.format(worker), now_s, worker)
         self._joining[worker] = incarnation
         if self.version == self._begun_at:
             self._join(worker, incarnation, now_s, at)
@@ -483,6 +486,7 @@ class Program:
     def _switched(self, switch: events.Switch) -> None:
         was, waited_s = self._strategy, switch.waited_s
         self.meter.begin_anew()
+        self.memory.elsewhere = frozenset(one.worker for one in self.meter.workers if one.away)
         try:
             self.memory.do(switch)
         except PlesioError as error:

@@ -56,7 +56,7 @@ class Order:
         self.rows: DeputyRows | None = None  # where its model has tables, once it was welcomed
         self._ready = self._asks = self._left = self._over = False
         self._answers = 0  # it was given in training: the first is the beginning
-        self._steps = 0  # it told of: each is a contribution, or was dropped
+        self.steps = 0  # it told of: each is a contribution, or was dropped
         self._pulls = 0  # it may still make
 
     def check(self, message: Said) -> None:
@@ -66,25 +66,25 @@ class Order:
         allowed = True
         match message:
             case messages.Contribution():
-                allowed = message.number == self._steps + 1 <= self._answers
+                allowed = message.number == self.steps + 1 <= self._answers
                 allowed = allowed and (self.rows is None or self.rows.may_send(message.number))
             case messages.Hello():
                 allowed = self.hello is None
             case messages.RowsRequest():
-                rows, following = self.rows, self._steps + 1
+                rows, following = self.rows, self.steps + 1
                 allowed = training and rows is not None and rows.may_ask(message, following, self._answers)
             case messages.Ready():
                 allowed = self.welcome is not None and not self._ready
             case messages.LeaseRequest() | messages.AskAhead():
                 allowed = training and not self._asks
             case messages.DroppedStep():
-                allowed = self._steps + 1 < self._answers
+                allowed = self.steps + 1 < self._answers
             case Pull():
                 allowed = self._pulls > 0
             case messages.WorkDone():
                 allowed = False  # it shares no memory with the others
         if not (here and allowed):
-            name, steps = type(message).__name__, self._steps
+            name, steps = type(message).__name__, self.steps
             raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {steps} steps")
         if isinstance(message, messages.Hello):
             self._check_model(message)
@@ -95,7 +95,7 @@ class Order:
         """It said this, and all that belongs to it has come."""
         match message:
             case messages.Contribution() | messages.DroppedStep():
-                self._steps += 1
+                self.steps += 1
             case messages.Hello():
                 self.hello = message
             case messages.Ready():

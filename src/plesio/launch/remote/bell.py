@@ -17,6 +17,7 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import Payloads, cut
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
+from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import PLACE, nothing
 from plesio.transport.ring import Ring, Shown
 from plesio.transport.wire import Frame
@@ -40,6 +41,8 @@ class RemoteBell:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
         self.rows: RemoteRows | None = None
+        self.state: tuple[Carried, Sequence[Arena]] | None = None
+        """What the optimizer goes on with, if it was sent."""
         self._rejoin = rejoin
         self._link = link
         self._carrier: Carrier | None = None
@@ -198,13 +201,16 @@ class RemoteBell:
             self._pulled = True
         elif isinstance(came, Answer):
             self._answers.append(came)
-        else:
+        elif not isinstance(came, messages.StateGiven):
             self._replies.append(came)
 
     def _place(self, frame: Frame) -> Sequence[memoryview]:
         """Read the message, and say where its payload belongs."""
         if frame.kind is FrameKind.CHANNEL:
             self._came = decode_said(frame.body)
+            if isinstance(self._came, messages.StateGiven):
+                self.state = self._came.carried, [Arena.private(self._payloads.layout) for _ in self._came.carried.keys]
+                return self.whole(self.state[1])
             return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
         if frame.kind is not FrameKind.ANSWER:
             self._came = None

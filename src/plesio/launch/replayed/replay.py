@@ -195,6 +195,7 @@ class _Replay(Replies):
         self._seats = [RecordedWorker() for _ in range(head.seats)]
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
+        self._elsewhere: set[int | None] = set()  # workers of other hosts that are about to join
 
     def run(self) -> Replayed:
         differs = ""
@@ -235,6 +236,8 @@ class _Replay(Replies):
                     self._heard(event, time_s)
                 elif isinstance(event, events.Ticked) or self._is_member(event):
                     self._program.receive(events.Ticked(), time_s)
+            case records.Noted(_, worker, text) if text == records.ELSEWHERE.format(worker):
+                self._elsewhere.add(worker)
             case records.Resumed():
                 self._resume(record.held)
             case records.Folded():
@@ -279,6 +282,8 @@ class _Replay(Replies):
             seat.upcoming.popleft()
         holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
         if isinstance(event, events.Joined):
+            self._program.meter.workers[worker].away = worker in self._elsewhere
+            self._elsewhere.discard(worker)
             self._join(seat, event, time_s)
             program.joined(worker, event.incarnation, time_s)
         elif isinstance(event, events.Left):

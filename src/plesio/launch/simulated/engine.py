@@ -95,7 +95,7 @@ class SimulatedEngine:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
         if phases := phase_names(self._strategy):
-            self.live.phases, self.live.switcher = phases, self._switch
+            self.live.phases, self.live.switcher = phases, lambda phase, why: self.run_of.switch(phase, why)
         holds = self.checkpointer.holds or bool(cluster.turns())
         if job.config.strategy.chooses is not None:
             choose_in(self.run_of, job.config.strategy)
@@ -163,9 +163,6 @@ class SimulatedEngine:
         live.events += run.incidents[self._happened :]
         self._happened = len(run.incidents)
         return live
-
-    def _switch(self, phase: int, why: str) -> None:
-        self.run_of.program.switch(phase, self.run_of.clock.now_s, why)
 
     def _look(self) -> None:
         """Between two evaluations all are told but the user's `watch`, which is called at times that are the same again."""

@@ -59,6 +59,8 @@ FRAME = Struct("<II")
 NAN = float("nan")
 BEGINS = "begins at "
 """The first words of the first note in the journal of a run that goes on otherwise than before: with which checkpoint."""
+ELSEWHERE = "worker {} is on another host"
+"""The note before a worker of another host joins a run that has phases: what its optimizer holds cannot be had."""
 ISLANDS = "each worker is "
 """What a note begins with, in the beginning of a journal of workers that are several processes."""
 Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]

@@ -21,6 +21,7 @@ from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, 
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import ALL_PARTS, Kind
+from plesio.tensors.carrying import States
 from plesio.tensors.finite import are_finite
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.several import parts_of
@@ -50,12 +51,14 @@ class SeatLostError(ServerLostError):
 class ServerExchange(Exchange):
     """Send a contribution, take the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
     where checkpoints find what this worker holds. `goes_on`: whether the worker goes on after the contribution that it is about
-    to send; None: never. `replicate` makes the replica for another phase of the strategy."""
+    to send; None: never. `replicate` makes the replica for another phase of the strategy; `brought` takes the state that was sent
+    for the optimizer here, where `held` is on another host."""
 
     strategy: Strategy
     every: Every | None = None
     held: Held | None = None
     goes_on: Callable[[], bool] | None = None
+    brought: Callable[[], States] | None = field(default=None, kw_only=True)
     replicate: Callable[[Strategy], Replica] = field(default=lambda strategy: NotImplemented, kw_only=True)
     counts = True
 
@@ -110,6 +113,8 @@ class ServerExchange(Exchange):
             self._turn_to(answer.phase)
         if not (turned or isinstance(answer, Beginning)):
             return answer.verdict is Verdict.NOT_FINITE  # so may be what else the worker has
+        if self.local and self.brought is not None:
+            self.optimizer.state.update(self.brought())
         return self._own is None or not self._own.take_up(self._number - 1)
 
     def has_tables(self, rows: RowExchange) -> None:
