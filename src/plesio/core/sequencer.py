@@ -71,25 +71,18 @@ class Sequencer:
         workers: how many the run was asked to have; learning rates are shared among that many, until it is `Scaled`.
         leases: the data to give out; None if the workers bring their own.
         silence_s: how long a worker may be silent while others wait for it.
-        phase: which one of the strategy's it begins in.
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        workers: int,
-        leases: DataLeases | None = None,
-        silence_s: float = 300.0,
-        phase: int = 0,
-        version: int = 0,
+        self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
     ) -> None:
         self.workers = workers
-        self.version = version
+        self.version = 0
         self.members = Membership(silence_s)
         self.leases = leases or DataLeases(workers, stealing=False)
         self.stealing = self.leases.stealing
         """Whether fast workers take more of the data in phases that are not in lock step."""
-        self.phases = Phases(strategy, phase, version)
+        self.phases = Phases(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
@@ -142,8 +135,11 @@ class Sequencer:
         """
         leases = DataLeases.restore(state.leases, workers, stealing)
         leases.may_change = strategy.every.by_client
-        sequencer = cls(strategy, workers, leases, silence_s, state.phase, state.version)
+        sequencer = cls(strategy, workers, leases, silence_s)
+        sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
+        sequencer.phases = Phases(strategy, state.phase, state.version)
+        sequencer._begin(sequencer.phases.strategy)
         return sequencer
 
     @property
