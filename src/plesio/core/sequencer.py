@@ -393,7 +393,7 @@ class Sequencer:
             self.version += 1
             self._effects.append(self._folds.of(self.version, counting))
             if self.version >= self.phases.due_at:
-                self.phases.made(self.version, self._now_s)
+                self.phases.due(self.version, self._now_s)
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -420,6 +420,7 @@ class Sequencer:
         """Every member waits: fold what is pending as it is, and have all go on in the next phase."""
         if self._pending:
             self._fold()
+        assert not self._pending and self.members.waiting == len(self.members.seats), "promise 8: the run is drained"
         was, waited_s = self.phases.now, self.phases.begin(self._now_s)
         self._begin(self.phases.strategy)
         self.members.begin_anew(self.version)
@@ -429,7 +430,7 @@ class Sequencer:
             self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
-        if self.phases.following is not None:
+        if self.phases.following is not None:  # with the next phase
             return
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         if seat.rows_wanted:
