@@ -40,7 +40,7 @@ def simulated(
 ) -> VirtualRun:
     faults = (Slow(worker=0, factor=SLOWER, at_s=seconds / 2),) if slow else ()
     cluster = Cluster((Group(workers, law, Link(0.0005)),), Link(bytes_per_s=1e9), faults)
-    crew = [TimedWorker(one, strategy.every, phases=strategy.phases) for one in cluster.timetables(seed=1)]
+    crew = [TimedWorker(one, strategy) for one in cluster.timetables(seed=1)]
     run = VirtualRun(strategy, cluster, crew, push_nbytes=1000, answer_nbytes=1000, limits={"seconds": seconds})
     run.program.begin(Memory(), 0.0)
     if strategy.chooses is not None:

@@ -109,7 +109,9 @@ def phases(code: str) -> None:
 
 
 def auto(code: str) -> None:
-    assert execute(code, {"ps": ps, "train": train})["run"].incidents[0].what.startswith("the run chooses from sync_sgd")
+    assert (
+        execute(code, {"ps": ps, "train": train})["run"].incidents[0].what.startswith("the run chooses from sync_sgd")
+    )
 
 
 def sparse(code: str) -> None:

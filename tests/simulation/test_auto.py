@@ -31,7 +31,7 @@ def cluster(*faults: Slow | Crash | Restart, step_s: float = 0.2) -> Cluster:
 def timed(strategy: Strategy, *faults: Slow | Crash | Restart, seconds: float = 2 * HALF_S) -> VirtualRun:
     """A run of workers that compute nothing."""
     machines = cluster(*faults)
-    workers = [TimedWorker(one, strategy.every, phases=strategy.phases) for one in machines.timetables(seed=1)]
+    workers = [TimedWorker(one, strategy) for one in machines.timetables(seed=1)]
     limits = {"seconds": seconds}
     run = VirtualRun(strategy, machines, workers, push_nbytes=1000, answer_nbytes=1000, limits=limits)
     run.program.begin(Memory(), 0.0)

@@ -19,7 +19,7 @@ STRAGGLER = Slow(worker=0, factor=10.0, at_s=HALF_S)
 
 def a_run(strategy: ps.Strategy, *faults: Slow, seconds: float = 2 * HALF_S) -> VirtualRun:
     cluster = Cluster((Group(WORKERS, LogNormal(STEP_S, 0.1), Link(0.0005)),), Link(bytes_per_s=1e8), faults)
-    workers = [TimedWorker(one, strategy.every) for one in cluster.timetables(seed=1)]
+    workers = [TimedWorker(one, strategy) for one in cluster.timetables(seed=1)]
     run = VirtualRun(strategy, cluster, workers, push_nbytes=1000, answer_nbytes=1000, limits={"seconds": seconds})
     run.run()
     return run
