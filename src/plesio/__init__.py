@@ -38,9 +38,11 @@ from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
+from plesio.strategy.recipes.auto import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:

@@ -104,6 +104,16 @@ def machines(code: str) -> None:
         compile(code, "page", "exec")
 
 
+def phases(code: str) -> None:
+    assert execute(code, {"ps": ps, "train": train})["run"].version == 5
+
+
+def auto(code: str) -> None:
+    assert (
+        execute(code, {"ps": ps, "train": train})["run"].incidents[0].what.startswith("the run chooses from sync_sgd")
+    )
+
+
 def sparse(code: str) -> None:
     random = np.random.default_rng(0)
     Path("text.txt").write_text("the king rules the land\n" * 200)
@@ -141,6 +151,7 @@ def in_process(code: str) -> None:
 HOW: dict[str, Callable[[str], None]] = {
     "algorithm": nothing,
     "api": nothing,
+    "auto": auto,
     "convert": in_process,
     "failures": failures,
     "federated": federated,
@@ -148,6 +159,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "index": in_process,
     "loop": loop,
     "machines": machines,
+    "phases": phases,
     "sparse": sparse,
     "tables": tables,
 }

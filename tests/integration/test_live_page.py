@@ -100,6 +100,12 @@ def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", na
     to._file.close()  # it is still under way
 
 
+def more(folder: Path, number: int, **said: object) -> None:
+    """Another line of a record."""
+    with open(folder / LIVE, "a") as file:
+        file.write(json.dumps({"n": number, **said}) + "\n")
+
+
 def train(worker: ps.Worker) -> None:
     model = loops.mlp()
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
@@ -213,6 +219,24 @@ def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path:
     os.utime(tmp_path / "run" / LIVE, (time.time() - 3 * 86_400,) * 2)
     with shown(tab, tmp_path, "async_sgd on train: silent for 3 days"):
         pass
+
+
+@needs_browser
+def test_an_advice_is_shown_until_it_no_longer_holds_and_asked_for_while_a_run_goes_on(
+    tab: Browser, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    write(folder, 2, 5)
+    advice = "At the speeds of the last 30 s async_sgd would make 1.8 times as many samples a second as sync_sgd."
+    with shown(tab, tmp_path, "async_sgd on train"):
+        assert not (folder / "asked-advice").exists()  # nobody may be there to hear it
+        more(folder, 1_000, kind="advice", what=advice)
+        until(tab, lambda: advice in tab.run("document.querySelector('.advice')?.innerText ?? ''"))
+        assert (folder / "asked-advice").exists()
+        more(folder, 1_001, kind="advice", what="")
+        until(tab, lambda: not tab.run("document.querySelectorAll('.advice').length"))
+        more(folder, 1_002, kind="end", why="finished", failed=False)
+        until(tab, lambda: "finished" in tab.run("document.body.innerText"))
 
 
 @needs_browser

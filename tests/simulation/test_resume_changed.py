@@ -278,8 +278,8 @@ ONE_FOR_ALL = "the state of the optimizer of worker 1, 2, 3 is dropped, for that
             ps.elastic_averaging(2),
             ps.sync_sgd(),
             1,
-            f"under sync_sgd with 1 worker, was under elastic_averaging(every=2) with 4 workers; {ONE_FOR_ALL}; workers' own "
-            f"parameters are dropped, for sync_sgd sends or takes back otherwise; {DRAWN_ANEW}",
+            f"under sync_sgd with 1 worker, was under elastic_averaging(every=2) with 4 workers; workers' own parameters "
+            f"are dropped, for sync_sgd sends or takes back otherwise; {ONE_FOR_ALL}; {DRAWN_ANEW}",
         ),
     ],
     ids=str_of,

@@ -90,6 +90,17 @@ def test_names_in_another_encoding_are_written_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_of_advice_the_last_is_kept_when_the_file_is_replaced(tmp_path: Path) -> None:
+    to = Record(tmp_path, HEAD)
+    for number in range(500):
+        tell(to, number)
+        if number in (3, 4):
+            to.advice(f"advice {number}")
+    to.end("")
+    assert [one["what"] for one in lines_of(tmp_path) if one["kind"] == "advice"] == ["advice 4"]
+
+
+@pytest.mark.usefixtures("small")
 def test_a_reader_sees_every_line_once_though_the_file_is_replaced(tmp_path: Path) -> None:
     to, tail = Record(tmp_path, HEAD), Tail(tmp_path)
     seen = [json.loads(line) for line in tail.lines()]

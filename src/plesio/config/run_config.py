@@ -161,6 +161,10 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
+        if self.strategy.chooses is not None and self.data != "leases":
+            raise ConfigurationError(
+                f"data={self.data!r}: {self.strategy.name} compares strategies by how they share the work out; take data='leases'"
+            )
         self._check_faults()
         self._check_refused()
         self._check_ranks()
@@ -310,8 +314,8 @@ class RunConfig:
 
     @property
     def stealing(self) -> bool:
-        """Whether fast workers take more of the data."""
-        return self.data == "leases" and not self.strategy.in_lock_step
+        """Whether fast workers take more of the data, in a phase at least."""
+        return self.data == "leases" and not all(phase.in_lock_step for phase in self.strategy.phases)
 
     def in_words(self) -> str:
         """The settings, but for the strategy and what is not asked for."""

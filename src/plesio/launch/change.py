@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from plesio.config import RunConfig
 from plesio.errors import CheckpointError
+from plesio.memory.taking_over import lost, one_for_all
 from plesio.protocol.journal import BEGINS
 from plesio.server.checkpoints import Manifest, Saved
 from plesio.strategy import Strategy
-from plesio.tensors.outer_optimizer import kind_of
 
 DRAWN_ANEW = (
     "one worker draws the order of its data as the script does, several draw it together: where that is shuffled, some samples "
@@ -34,21 +34,21 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
         CheckpointError: so much that the run cannot go on.
     """
     manifest = saved.manifest
-    was = Strategy.from_data(manifest.strategy, manifest.fields)
-    if why := _refused(manifest, was, now):
+    was, under = manifest.under, now.strategy.phases[manifest.phase_of(now.strategy)]
+    if why := _refused(manifest, was, under, now):
         raise CheckpointError(
             f"{saved.path} is of a run with {why}; resume with the same, or begin a new run and load weights.safetensors in "
             "the training function"
         )
-    had = _words(was, manifest.workers, len(manifest.progress))
+    had = _words(manifest.whole, manifest.workers, len(manifest.progress))
     has = _words(now.strategy, now.workers, now.seats)
-    if was == now.strategy and had == has:
+    if manifest.whole == now.strategy and had == has:
         return None
     other = [(now, then) for now, then in zip(has, had, strict=True) if now != then]
     words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
-    lost = [*_lost(saved, was, now)]
+    dropped = [*filter(None, _lost(saved, was, under, now))]
     begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"
-    return Change("; ".join([words, *lost]), bool(lost), begins)
+    return Change("; ".join([words, *dropped]), bool(dropped), begins)
 
 
 def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
@@ -56,9 +56,8 @@ def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
     return f"under {strategy.name}", f"with {workers} worker{'' if workers == 1 else 's'}{most}"
 
 
-def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
+def _refused(manifest: Manifest, was: Strategy, now: Strategy, config: RunConfig) -> str:
     """What that run had that cannot be otherwise now, in words; empty if all can."""
-    now = config.strategy
     if config.seeded != manifest.seed:
         return f"seed={manifest.seed}, this one has seed={config.seeded}"
     if was.send.privacy != now.send.privacy:
@@ -71,33 +70,19 @@ def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
     return ""
 
 
-def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
+def _lost(saved: Saved, was: Strategy, now: Strategy, config: RunConfig) -> Iterator[str]:
     """Which state does not go on as it was, and why (`plesio.memory.taking_over`)."""
-    manifest, now = saved.manifest, config.strategy
-    numbers, data = manifest.numbers, manifest.order.leases
-    kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
-    outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
-    if kept and outer and outer != instead:
-        yield f"the state of the outer {outer} ({kept}) is dropped, for {now.name} has {instead or 'none'}"
-    if "look-ahead" in numbers and manifest.workers > 1:
-        yield "each worker had a momentum of its own: their mean goes on"
-    if "correction" in numbers and was.correct != now.correct:
-        yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
+    manifest, data = saved.manifest, saved.manifest.order.leases
+    yield from lost(was, now, manifest.numbers, manifest.workers)
     if was.send.stepped and not was.every.by_client:
-        yield from _lost_of_workers(saved.holders, config)
-    if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
-        what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
-        yield f"{what} dropped, for {now.name} sends or takes back otherwise"
+        yield from _lost_of_workers(saved.holders, now.send.stepped, config.seats)
     if (len(manifest.progress) == 1) != (config.seats == 1) and (any(data.waiting) or data.returned):
         yield DRAWN_ANEW
 
 
-def _lost_of_workers(holders: list[int], config: RunConfig) -> Iterator[str]:
-    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`."""
-    each = config.strategy.send.stepped
-    dropped = [str(worker) for place, worker in enumerate(holders) if (worker >= config.seats if each else place)]
-    if dropped:
-        why = f"there are {config.seats} now" if each else f"that of worker {holders[0]} is everybody's now"
-        yield f"the state of the optimizer of worker {', '.join(dropped)} is dropped, for {why}"
-    if not (holders or each):
-        yield "the state of the workers' optimizers is dropped, for the checkpoint does not hold it"
+def _lost_of_workers(holders: list[int], each: bool, seats: int) -> Iterator[str]:
+    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`. `each` steps its own now."""
+    if not each:
+        yield one_for_all(holders, holders[0] if holders else None, "the checkpoint does not hold it")
+    elif gone := [str(worker) for worker in holders if worker >= seats]:
+        yield f"the state of the optimizer of worker {', '.join(gone)} is dropped, for there are {seats} now"

@@ -16,8 +16,9 @@ from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Evaluation, Incident
-from plesio.protocol.launcher import Final
+from plesio.protocol.launcher import Final, Lately
 from plesio.server.checkpointer import Keeping
+from plesio.strategy import Strategy
 from plesio.tables.module import Table
 from plesio.transport.secure import Credentials
 
@@ -85,8 +86,8 @@ class Job:
     def threads(self) -> int:
         """How many threads torch has in the server's process and in each worker's. A server sleeps while one worker computes, or
         all of a round do, or each goes alone for many steps. (Workers that others start know too little to count on that.)"""
-        strategy, workers = self.config.strategy, self.config.workers
-        sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
+        phases, workers = self.config.strategy.phases, self.config.workers
+        sleeps = workers == 1 or all(one.gather.in_rounds or one.send.stepped for one in phases)
         busy = 0 if sleeps and self.listening is None else 1
         return self.config.threads or max(1, self.threads_here // (workers * self.config.ranks + busy))
 
@@ -149,9 +150,16 @@ class Live:
     """What the workers are at, as told last; another object each time."""
     events: list[Incident] = field(default_factory=list, repr=False)
     """What happened: deaths, workers that came, checkpoints."""
+    lately: Lately | None = field(default=None, repr=False)
+    """What the workers did lately, as told last; another object each time."""
     scaler: Callable[[int], None] | None = field(default=None, repr=False)
     keeper: Callable[[], None] | None = field(default=None, repr=False)
     """Has a checkpoint written, where they are asked for."""
+    measurer: Callable[[float], None] | None = field(default=None, repr=False)
+    """Asks what the workers did in the last seconds: `lately`."""
+    switcher: Callable[[int, str], None] | None = field(default=None, repr=False)
+    phases: tuple[str, ...] = ()
+    """What the phases of the strategy are called, if it has any (`ps.phases`)."""
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on, from 1 to the run's `workers_max`.
@@ -172,6 +180,43 @@ class Live:
         if self.scaler is None:
             raise ConfigurationError(f"scale({workers!r}): a simulated run has the workers of its cluster")
         self.scaler(workers)
+
+    def switch(self, phase: str | int, why: str = "") -> None:
+        """Go on in another phase of the strategy (`ps.phases`): as soon as all workers have come to their next exchange.
+
+        Args:
+            phase: its number, from 0, its name, or that of its recipe, if no other phase is of that.
+            why: what the record of the run is to say of it.
+
+        Raises:
+            ConfigurationError: the strategy has no such phase.
+
+        Example:
+            def watch(live):
+                if live.metrics.get("loss", 1) < 0.5:
+                    live.switch("async_sgd")  # nothing, if it is in that phase already
+
+            ps.run(train, ps.phases(ps.local_sgd(), ps.async_sgd()), workers=4, evaluate=judge, watch=watch)
+        """
+        if self.switcher is None:
+            raise ConfigurationError(
+                f"switch({phase!r}): the strategy has no phases; give ps.run a strategy that has (ps.phases)"
+            )
+        recipes = [name.partition("(")[0] for name in self.phases]
+        found = {place for place, name in enumerate(self.phases) if phase in (place, name)} or {
+            place for place, recipe in enumerate(recipes) if recipe == phase and recipes.count(recipe) == 1
+        }
+        if len(found) != 1 or isinstance(phase, bool):
+            known = ", ".join(f"{place}: {name}" for place, name in enumerate(self.phases))
+            raise ConfigurationError(
+                f"switch({phase!r}): no phase of the run, or of several the name; its phases are {known}"
+            )
+        self.switcher(found.pop(), why)
+
+
+def phase_names(strategy: Strategy) -> tuple[str, ...]:
+    """What its phases are called; nothing if it has none."""
+    return tuple(one.name for one in strategy.phases) if strategy.plan else ()
 
 
 Watch = Callable[[Live], str | None]  # called as the run goes; says why it is to stop, if it is

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -58,10 +59,10 @@ from plesio.worker.guards.split import check_alike, check_kind, check_model
 from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
-from plesio.worker.replicas import replica_for
+from plesio.worker.replicas import load_kernels, replica_for
 from plesio.worker.replicas.mean import MeanReplica
 from plesio.worker.replicas.regions import Share, agreed
-from plesio.worker.replicas.replica import SharedReplica
+from plesio.worker.replicas.replica import Replica, SharedReplica, reads_in_place
 from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.state import WorkerState
@@ -83,6 +84,7 @@ class Place:
         held: where checkpoints find what the worker holds of its own.
         wanted, keeps: as `OwnStepExchange` takes them.
         state: fetches the state of the optimizer that steps at the server.
+        brought: the state that was sent for the optimizer here, where `held` is elsewhere.
         rows: where it asks each server for rows of tables; `bring`: takes those that the `first` worker's tables have.
     """
 
@@ -97,6 +99,7 @@ class Place:
     wanted: Callable[[], int] = lambda: 0
     keeps: bool = False
     state: Callable[[], tuple[Carried, SharedBlock]] | None = None
+    brought: Callable[[], States] | None = None
     rows: Sequence[RowSlots] = ()
     bring: Callable[[Mapping[str, KeptRows]], object] = lambda rows: None
 
@@ -134,10 +137,20 @@ class Participation(ABC):
         self.seed = seed
         self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
         self.island = Island(self.state, local_rank=rank)
-        self.in_parts = not stealing
+        self._stealing = stealing
         self.now_s = timer.now_s
         self._timer = timer
         self._strategy = strategy
+
+    @property
+    def strategy(self) -> Strategy:
+        """That of the phase that this worker is in."""
+        exchange = self._exchange
+        return exchange.strategy if isinstance(exchange, ServerExchange) else self._strategy.phases[0]
+
+    @property
+    def in_parts(self) -> bool:
+        return not self._stealing or self.strategy.in_lock_step
 
     # What differs
 
@@ -249,14 +262,22 @@ class Participation(ABC):
             if isinstance(bell, IslandBell):
                 bell.tensors, bell.probes = len(tensors), ranked.probes
             return ServerExchange(self.state, given.optimizer, ranked, *to_server)
-        replica = replica_for(strategy, tensors[0].device)(*own, place.slot, self.late)
+        replicate = partial(self._replica, given.model, tensors, place)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
-        exchange = kind(self.state, given.optimizer, replica, *to_server)
+        replica = replicate(strategy.phases[0])
+        load_kernels(place.layout, strategy.phases[1:])
+        exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate, brought=place.brought)
         if place.rows:
-            row_tables, several = named_tables(given.model), strategy.send.stepped
+            row_tables, several = named_tables(given.model), any(one.send.stepped for one in strategy.phases)
             reader = self.rank if place.rows[0].readers > 1 else 0  # in places of its own
             exchange.has_tables(RowExchange(row_tables, place.rows, reader, self._rows, self._send_rows, several))
         return exchange
+
+    def _replica(self, model: nn.Module, tensors: list[torch.Tensor], place: Place, strategy: Strategy) -> Replica:
+        """As this worker has the model in a phase of that strategy, which begins."""
+        ring = place.ring if reads_in_place(strategy, place.layout, model) else place.ring.copied
+        kind = replica_for(strategy, tensors[0].device)
+        return kind(place.layout, model, tensors, ring, place.slot, self.late)
 
     @property
     def patience_s(self) -> float:

@@ -99,14 +99,18 @@ class Run:
         return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
 
 
-def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None) -> Run | None:
-    """The finished run, once its folder is written; None if it was interrupted before there was anything to write."""
+def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, advised: str = "") -> Run | None:
+    """The finished run, once its folder is written; None if it was interrupted before there was anything to write.
+    `advised`: what its page said at the end, for a run of which, taken as a whole, there is no more to say."""
     final = outcome.final
     if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
     summary = _summary(config, outcome, final)
-    if config.data == "leases" and not outcome.interrupted:  # shards cannot be taken over; after Ctrl-C nobody waits
-        summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or "")
+    shares = (
+        config.data == "leases" and not config.strategy.plan
+    )  # shards cannot be taken over; phases are several strategies
+    if shares and not outcome.interrupted:  # after Ctrl-C nobody waits
+        summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or advised)
     outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
     if folder is not None:
         rows = {f"table-{name.replace('/', '_')}.safetensors": one.save for name, one in outcome.tables.items()}

@@ -19,9 +19,10 @@ from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
+from plesio.launch.advising import Adviser
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live
+from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
@@ -109,7 +110,10 @@ def start(
         ctrl_c = ending.enter_context(CtrlC())
         before = (saved.steps, saved.samples) if saved is not None else (0, 0)
         head = _head(config, name, document, job)
-        seen = ending.enter_context(Watching(config.until, watch, feeds, before=before, folder=seen_in, head=head))
+        adviser = Adviser(config)
+        seen = ending.enter_context(
+            Watching(config.until, watch, feeds, adviser, before=before, folder=seen_in, head=head)
+        )
         feeds.begin(called, document)
         if cluster is not None:
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
@@ -119,7 +123,7 @@ def start(
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:
             outcome.incidents[:0] = begin_from.incidents
-        done = result_of(config, outcome, folder)
+        done = result_of(config, outcome, folder, adviser.advice)
         seen.summary = done.summary if done is not None else None
     if ctrl_c.pressed:
         raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
@@ -172,6 +176,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "clock": config.place.clock,
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
+        "phases": phase_names(config.strategy),
         "notes": on_staleness(config.strategy.recipe),
         "context": in_rows(document),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from plesio.config.until import Until
 from plesio.errors import words_of
@@ -19,6 +19,15 @@ from plesio.observe.summary import Summary
 
 LOOK_S = 0.1
 """At most so often sinks and record are told (sinks also at each evaluation) and the page's requests are looked for."""
+
+
+class Advises(Protocol):
+    """`plesio.launch.advising.Adviser`."""
+
+    advice: str
+
+    def ask(self, live: Live) -> None: ...
+    def look(self, live: Live) -> None: ...
 
 
 class Watching:
@@ -36,6 +45,7 @@ class Watching:
         until: Until,
         watch: Callable[[Live], object] | None,
         feeds: Feeds,
+        adviser: Advises,
         *,
         before: tuple[int, int],
         folder: Path | None,
@@ -44,6 +54,7 @@ class Watching:
         self.summary: Summary | None = None
         """What all are told at the end."""
         self._until, self._watch, self._feeds, self._before = until, watch, feeds, before
+        self._adviser, self._advice = adviser, ""
         self._folder, self._head = folder, head
         self._record: Record | None = None
         self._live: Live | None = None
@@ -95,13 +106,22 @@ class Watching:
             self._feed(live)
         if self.due:
             self._next_s = time.monotonic() + LOOK_S
+            self._adviser.look(live)
             self._tell(live)
             for asked in taken(self._folder) if self._folder is not None else ():
-                if asked == "stop":
-                    self._stop = "stopped from the live page"
-                elif live.keeper is not None:
-                    live.keeper()
+                self._do(asked, live)
         return self._stop
+
+    def _do(self, asked: str, live: Live) -> None:
+        """What somebody asked for on the page."""
+        if asked == "stop":
+            self._stop = "stopped from the live page"
+        elif asked == "checkpoint" and live.keeper is not None:
+            live.keeper()
+        elif asked == "advice":
+            self._adviser.ask(live)
+        elif (phase := asked.partition("switch-")[2]).isdecimal() and int(phase) < len(live.phases):
+            live.switch(int(phase), "asked on the live page")
 
     def _feed(self, live: Live) -> None:
         self._metrics = live.metrics
@@ -117,6 +137,9 @@ class Watching:
         for one in live.events[self._events :]:
             self._record.event(one)
         self._events = len(live.events)
+        if self._adviser.advice != self._advice:
+            self._advice = self._adviser.advice
+            self._record.advice(self._advice)
         if live.now is not None and live.now is not self._now:
             self._now = live.now
             values = {**live.logged, **live.metrics}

@@ -12,6 +12,9 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 | master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
+
+With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from the
+other's.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Blocks:
         servers: int = 1,
         ranks: int = 1,
     ) -> None:
-        self.strategy = strategy
+        self.phases = phases = strategy.phases
         self.workers = workers
         self.seats = seats = max(workers, seats)
         self.first = hellos[0]
@@ -78,30 +81,31 @@ class Blocks:
         self.layout = Layout(cut(self.model.specs, strategy.send.fragments))
         self.after_step = same([one.after_step for one in hellos])
         self.tables = tables_at(self.model.tables)
-        self._check_privacy()
         self.folds = strategy.via.at_server
         self.state_layout = state_layout(strategy, self.layout)
         """Of what the server keeps."""
         self.gives_back_mean = strategy.gives_back_mean
-        self.specs = _specs_of(strategy, self.first, workers)
+        self._specs = [_specs_of(one, self.first, workers) for one in phases]
+        self.turn_to(0)
+        self._check_privacy()
         for hello in hellos[1:]:
             self.check(hello)
         self.carried = self.specs[0].carried if strategy.steps_at_server else None
         """The state that the user's optimizer brings."""
         carried = len(self.carried.keys) if self.carried is not None else 0
-        read = most_read(strategy, seats) + evaluates
+        read = max(most_read(one, seats) for one in phases) + evaluates
         buffers = max(read + 2, 1 + carried) if self.folds else 1
-        blocks = 2 * buffers if strategy.adopt.codec is not None else buffers
+        blocks = 2 * buffers if any(one.adopt.codec is not None for one in phases) else buffers
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
-        kept = state_copies(strategy, self.specs, self.layout, seats) if self.folds else 0
+        copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, self._specs, strict=True)]
+        kept = sum(sorted(copies)[-2:]) if self.folds else 0
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"
         )
         check_room(self.layout.nbytes * (blocks + slots) + self.state_layout.nbytes * kept, what)
-        self._state: list[SharedBlock] = []
         self._ring = SharedBlock.create(self.layout.nbytes * blocks, what)
         self._slots = SharedBlock.create(self.layout.nbytes * slots or PAGE, what)
         self.board = Board(SharedBlock.create(PAGE, what), seats)
@@ -119,7 +123,8 @@ class Blocks:
         """Where packed answers go."""
         self.homes = self.slots[seats:]
         """Where workers have their parameters, if these are theirs."""
-        own = (holds and (strategy.send.stepped or seats == 1)) or self.gives_back_mean
+        stepped = any(one.send.stepped for one in phases)
+        own = (holds and (stepped or seats == 1)) or (stepped and len(phases) > 1) or self.gives_back_mean
         self.held = Held.create(seats, ranks) if own else None
 
     def _check_privacy(self) -> None:
@@ -136,7 +141,7 @@ class Blocks:
             same([self.after_step, hello.after_step])
         check_same(self.layout, Layout(hello.model.specs), hello.worker, self.first.worker)
         row_slots.check_same(self.first.tables, hello.tables, hello.worker, self.first.worker)
-        if self.strategy.outer.of_user or self.strategy.outer.in_worker:
+        if any(one.outer.of_user or one.outer.in_worker for one in self.phases):
             check_same_optimizers(self.first.optimizers, hello.optimizers, hello.worker, self.first.worker)
 
     @property
@@ -171,6 +176,11 @@ class Blocks:
         layout = layout or self.layout
         block = SharedBlock.create(layout.nbytes * count or PAGE, what)
         return block, arenas(block, layout, count)
+
+    def turn_to(self, phase: int) -> None:
+        """The run is in this phase. What the server kept in another one goes with whoever kept it."""
+        self.phase, self.strategy, self.specs = phase, self.phases[phase], self._specs[phase]
+        self._state: list[SharedBlock] = []
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""

@@ -128,6 +128,12 @@ class Folder:
         for key, tensor in part.kept().tensors.items():
             tensor.copy_(tensors[key])
 
+    def all_behind(self) -> None:
+        """All buffers but the current one may hold older rows of tables: another folder wrote them."""
+        if (tables := self._gather.tables) is not None:
+            versions = self._publisher.versions
+            tables.changed(dict.fromkeys(tables.places, versions.buffers[0].memory), versions.current)
+
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything but what it was shown, and the buffer is empty."""
         self._publisher.begin_anew()

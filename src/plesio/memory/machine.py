@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 import torch
 
-from plesio.core.events import Fold, Forget, Hold, Share, Show
+from plesio.core.events import Fold, Forget, Hold, Share, Show, Switch
 from plesio.host.memory import SharedBlock
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
@@ -20,7 +21,7 @@ from plesio.memory.own_weights import OwnWeights
 from plesio.memory.port import Kept, Memory
 from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import HASH
-from plesio.memory.taking_over import take_over
+from plesio.memory.taking_over import lost, one_for_all, take_over
 from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
 from plesio.strategy.answers import Codec
 from plesio.tensors.after_step import Applied
@@ -41,19 +42,24 @@ class Machine(Memory):
     tables, if other processes hold them."""
 
     def __init__(self, blocks: Blocks, in_one_process: bool = False, rows: RowServers | None = None) -> None:
-        strategy = blocks.strategy
         self.blocks = blocks
-        self.push_bytes = self._bytes_by(strategy.send.codec)
-        self.answer_bytes = self._bytes_by(strategy.adopt.codec)
+        self._count_bytes()
         self._own = OwnWeights(blocks, in_one_process) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
-        self._in_parts = blocks.layout.parts > 1
+        self._one_by_one = blocks.layout.parts > 1 or len(blocks.phases) > 1  # contributions are not all as large
+        self._number = [0] * blocks.seats  # of what each worker sent last; 0: nothing, or it is gone
+        self._among = blocks.workers  # who share learning rates
         self._places = [0] * blocks.seats  # the buffer that each was shown last
         self._final: int | None = None
         self._folder: Folder | None = None
         if blocks.rows:
-            self.rows = rows or RowServers.here(blocks.rows, strategy.rows.at_once)
+            self.rows = rows or RowServers.here(blocks.rows, blocks.strategy.rows.at_once)
+
+    def _count_bytes(self) -> None:
+        strategy = self.blocks.strategy
+        self.push_bytes = self._bytes_by(strategy.send.codec)
+        self.answer_bytes = self._bytes_by(strategy.adopt.codec)
 
     def _bytes_by(self, codec: Codec | None) -> dict[int, int]:
         """By part of the model."""
@@ -104,6 +110,7 @@ class Machine(Memory):
         """As the port has it; `carry`: with the state that the user's optimizer brings."""
         blocks = self.blocks
         if blocks.folds:
+            self._warm_up()
             self._folder = self._built()
             self._absent = [b""] * blocks.seats
             if carry and blocks.carried is not None:
@@ -117,6 +124,14 @@ class Machine(Memory):
             blocks.brought = {}  # a copy of them all
         if advice := self._advice():
             warnings.warn(advice, RuntimeWarning, stacklevel=2)
+
+    def _warm_up(self) -> None:
+        """Load the kernels that only other phases use: it takes half a second."""
+        blocks, now = self.blocks, self.blocks.phase
+        for phase in [phase for phase in range(len(blocks.phases)) if phase != now]:
+            blocks.turn_to(phase)
+            self._built()
+            blocks.turn_to(now)
 
     def _built(self) -> Folder:
         blocks, strategy = self.blocks, self.blocks.strategy
@@ -155,7 +170,8 @@ class Machine(Memory):
             self.folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
             if self._own is not None:
                 self._own.told(worker, made.settings)
-        if self._in_parts:
+        if self._one_by_one:
+            self._number[worker] = made.number
             part = self._parts[worker] = made.beside.part
             self.part_bytes += self.push_bytes[part]
         if made.rows or made.absent != self._absent[worker]:
@@ -179,13 +195,41 @@ class Machine(Memory):
             folder.hold(effect.worker, effect.weight)
         elif kind is Forget:
             folder.forget(effect.worker)
+            self._number[effect.worker] = 0
         elif kind is Share:
             folder.share_among(effect.workers)
+            self._among = effect.workers
+        elif kind is Switch:
+            self._switch(effect.phase)
+
+    def _switch(self, phase: int) -> None:
+        """As a checkpoint would be gone on from in that phase, without one. Nobody reads a version until it is shown one."""
+        blocks, was, before = self.blocks, self.blocks.strategy, self.folder.kept()
+        waiting = [worker for worker, number in enumerate(self._number) if number]
+        held = ((worker, self.held(worker, self._number[worker])) for worker in waiting if worker not in self.elsewhere)
+        left = ((worker, state) for worker, state in held if state)
+        own = dict(islice(left, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
+        blocks.versions.turn()
+        blocks.turn_to(phase)
+        self._count_bytes()
+        self._folder = self._built()
+        begun = take_over(blocks, self._folder, was, Kept({}, before.tensors, before.numbers, (), own=own, was=was))
+        self._folder.all_behind()
+        self._folder.share_among(self._among)
+        if blocks.held is not None:
+            for worker in range(blocks.seats):
+                blocks.held.forget(worker)
+            for worker in begun.keys() & waiting:
+                blocks.held.put_all(worker, self._number[worker], begun[worker])
+        dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
+        if was.send.stepped and not blocks.strategy.send.stepped:
+            dropped.append(one_for_all(waiting, min(own, default=None), "they are all on other hosts"))
+        self.dropped = "; ".join(filter(None, dropped))
 
     def located(self, worker: int, answer: Answer) -> Located:
         if self._own is not None and isinstance(answer, Beginning):
             return Located(answer, MEANS)  # behind which the parameters lie
-        if self._in_parts and isinstance(answer, GoOn):
+        if self._one_by_one and isinstance(answer, GoOn):
             answer.part = self._parts[worker]
             self.part_bytes += self.answer_bytes[answer.part]
         return Located(answer, self._places[worker])
@@ -249,6 +293,9 @@ class Machine(Memory):
     def restore(self, kept: Kept, name: str, version: int) -> Mapping[int, bytes]:
         numbers = dict(kept.numbers)
         clock = numbers.pop("clock", 0)
+        if kept.phase:
+            self.blocks.turn_to(kept.phase)
+            self._count_bytes()
         saved.load_weights(self.blocks, kept, name)
         self.begin(version, carry=False)
         own = kept.own
@@ -274,7 +321,12 @@ class Machine(Memory):
         return self.blocks.held is not None
 
     def held(self, worker: int, number: int) -> bytes | None:
-        return self.blocks.held.get_all(worker, number) if self.blocks.held is not None else None
+        """What it held, if it holds anything in this phase."""
+        blocks = self.blocks
+        holds = blocks.held is not None and (
+            len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
+        )
+        return blocks.held.get_all(worker, number) if blocks.held is not None and holds else None
 
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:

@@ -62,6 +62,15 @@ class Versions:
         for reader in list(self._pinned):
             self.release(reader)
 
+    def turn(self) -> None:
+        """No worker reads anything, and nobody else the current buffer, so that the next version may be written there."""
+        for worker in self.read_by_workers:
+            self.release(worker)
+        if self.is_pinned(self.current):
+            index = self.spare()
+            self.buffers[index].copy_from(self.buffers[self.current])
+            self.current = index
+
     def index_of(self, reader: int) -> int | None:
         """The buffer that it reads; None if it reads none."""
         return self._pinned.get(reader)

@@ -1,4 +1,4 @@
-"""Going on from what a checkpoint of another strategy keeps: the state of the user's optimizer goes to where that steps now.
+"""Going on from what a checkpoint of another strategy keeps, or from what another phase left: the state of the user's optimizer goes to where that steps now.
 
 | it stepped     | and now steps at the server                  | and now steps in the workers           |
 | -------------- | -------------------------------------------- | -------------------------------------- |
@@ -14,7 +14,7 @@ What else a worker held (what packing left out) goes on where it sends and takes
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ from plesio.memory.master import state_layout
 from plesio.memory.port import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.carrying import Carried, Held, from_plain, is_whole
+from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, unchecked
 from plesio.tensors.cut import cut
+from plesio.tensors.outer_optimizer import kind_of
 from plesio.transport.held import parts_of
 
 Own = dict[str, Any]
@@ -41,7 +42,7 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     own = {
         worker: data for worker, data in kept.own.items() if not parts_of(data)
     }  # of several processes it stays there
-    lowest = _loaded(own[min(own)]) if own else None
+    lowest = loaded(own[min(own)]) if own else None
     of_user = at_server if was.steps_at_server else lowest
     given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
     kinds = [spec.kind.__name__ for spec in blocks.specs]
@@ -62,13 +63,42 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     return _for_workers(blocks, own, common, (was.send, was.adopt) == (now.send, now.adopt))
 
 
+def lost(was: Strategy, now: Strategy, numbers: Mapping[str, Any], workers: int) -> Iterator[str]:
+    """Which state of the server's, of these `numbers`, does not go on under the strategy `now`, and what else workers held."""
+    kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
+    outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
+    if kept and outer and outer != instead:
+        yield f"the state of the outer {outer} ({kept}) is dropped, for {now.name} has {instead or 'none'}"
+    if "look-ahead" in numbers and workers > 1:
+        yield "each worker had a momentum of its own: their mean goes on"
+    if "correction" in numbers and was.correct != now.correct:
+        yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
+    if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
+        what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
+        yield f"{what} dropped, for {now.name} sends or takes back otherwise"
+
+
+def one_for_all(workers: Sequence[int], lowest: int | None, without: str) -> str:
+    """Of the optimizers that stepped in `workers`, that of the `lowest` goes on for all; None: of none, for the reason `without`.
+    What is said of it; empty if nothing is to be."""
+    others = ", ".join(str(worker) for worker in workers if worker != lowest)
+    if lowest is None:
+        return f"the state of the workers' optimizers is dropped, for {without}"
+    return (
+        others
+        and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
+    )
+
+
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:
     """What each worker begins with: the state of its `own` optimizer, or the one that all have in `common`; what else it held,
     if it sends and takes back `alike`."""
     begun: dict[int, bytes] = {}
+    if blocks.strategy.steps_at_server and blocks.seats > 1:  # a lone worker has its random sources, too
+        return begun
     of_all = b""
     for worker in range(blocks.seats):
-        mine = _loaded(own[worker]) if worker in own else None
+        mine = loaded(own[worker]) if worker in own else None
         if (state := common or mine) is None:
             continue
         optimizer = {} if blocks.strategy.steps_at_server else state["optimizer"]
@@ -118,16 +148,20 @@ def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
 
 def _give(blocks: Blocks, folder: Folder, states: Mapping[int, dict[str, Any]]) -> None:
     """The optimizer at the server begins with these."""
-    views = Arena.private(blocks.state_layout).views
+    folder.begin_from(*carried_of(states, blocks.state_layout))
+
+
+def carried_of(states: Mapping[int, dict[str, Any]], layout: Layout) -> tuple[Carried, tuple[Arena, ...]]:
+    """These states, by the tensor's number, as they are handed over to where tensors lie like this."""
+    views = Arena.private(layout).views
     states = _in_dtype_of(views, states)
-    held = tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views))
-    carried = Carried(held)
-    _, arenas = blocks.lent(len(carried.keys), "the optimizer's state", blocks.state_layout)
+    carried = Carried(tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views)))
+    arenas = tuple(Arena.private(layout) for _ in carried.keys)
     for key, arena in zip(carried.keys, arenas, strict=True):
-        for place, one in enumerate(held):
+        for place, one in enumerate(carried.held):
             if key in one.whole:
                 arena.views[place].copy_(states[place][key])
-    folder.begin_from(carried, arenas)
+    return carried, arenas
 
 
 def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -140,12 +174,13 @@ def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> di
     return found
 
 
-def _loaded(data: bytes) -> Own:
+def loaded(data: bytes) -> Own:
     own: Own = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return own
 
 
 def _saved(own: Own) -> bytes:
     file = io.BytesIO()
-    torch.save(own, file)
+    with unchecked():
+        torch.save(own, file)
     return file.getvalue()

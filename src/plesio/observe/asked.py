@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
-ASKED = ("stop", "checkpoint")
+ASKED = re.compile(r"stop|checkpoint|advice|switch-\d{1,2}")
+"""A phase to switch to is named by its number."""
 
 
 def ask(folder: Path, what: str) -> None:
-    """Ask for one of `ASKED`; an `OSError` says that the folder cannot be written."""
+    """Ask for something of `ASKED`; an `OSError` says that the folder cannot be written."""
     (folder / f"asked-{what}").touch()
 
 
 def taken(folder: Path) -> list[str]:
     """What was asked since the last time."""
     found = []
-    for what in ASKED:
+    for file in folder.glob("asked-*"):
         with suppress(OSError):
-            (folder / f"asked-{what}").unlink()
-            found.append(what)
+            file.unlink()
+            found.append(file.name.removeprefix("asked-"))
     return found

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, dropwhile
 
 import msgspec
 
@@ -27,6 +27,9 @@ from plesio.observe.standing import ALL, EACH_MAX, WorkerNow
 from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
 
 SPANS_MAX = 20_000  # spans kept per worker for the timeline; totals go on after that
+LATELY_MAX = 500  # spans a worker from which a forecast is made
+LATELY_ALL = 2_000  # and of all workers together
+LATELY_LEAST = 8  # so many of each, however long ago they were: steps may be long
 
 AHEAD = 5
 """Upper bound on a worker's spans that are dated after now, in a simulation: an answer, a step to its data, the data, a cancelled
@@ -60,7 +63,7 @@ class WorkerMeter:
     staleness: Counter[int] = field(default_factory=Counter)
     spans: list[tuple[str, float, float, int]] = field(default_factory=list)
     # The last spans, kept or not.
-    _recent: deque[tuple[str, float, float, int]] = field(default_factory=lambda: deque(maxlen=AHEAD))
+    recent: deque[tuple[str, float, float, int]] = field(init=False)
     ahead: bool = False  # whether the worker went on after its last contribution,
     released_s: float | None = None  # and when the event came that released it, if it was held
     _latest: int = 0  # steps of the last contribution
@@ -70,6 +73,9 @@ class WorkerMeter:
     _went_on_after: int = 0  # and of one whose time is
     _finished: int = 0  # steps whose time is known,
     _finished_s: float = 0.0  # and that time
+
+    def __post_init__(self) -> None:
+        self.recent = deque(maxlen=max(AHEAD, min(LATELY_MAX, self.spans_max)))
 
     def pushed(self, ready_s: float, steps: int, samples: int, number: int = 0) -> None:
         """Contribution `number` arrived; its worker finished it at `ready_s`."""
@@ -165,8 +171,8 @@ class WorkerMeter:
 
     def cut(self, now_s: float) -> None:
         """The run, or this worker's part in it, ends at `now_s`: remove what virtual time counted beyond."""
-        while self._recent and self._recent[-1][2] > now_s:
-            span = self._recent.pop()
+        while self.recent and self.recent[-1][2] > now_s:
+            span = self.recent.pop()
             kind, start_s, end_s, _ = span
             beyond_s = end_s - max(start_s, now_s)
             if kind == "compute":
@@ -222,7 +228,7 @@ class WorkerMeter:
 
     def _span(self, kind: str, start_s: float, end_s: float, steps: int = 0) -> None:
         span = kind, start_s, end_s, steps
-        self._recent.append(span)
+        self.recent.append(span)
         if len(self.spans) < self.spans_max:
             self.spans.append(span)
 
@@ -245,6 +251,12 @@ class WorkerMeter:
             self.exchange_s,
             self.stale,
         )
+
+    def lately(self, from_s: float, until_s: float, most: int) -> Iterator[tuple[str, float, float, int]]:
+        """The last spans, at most so many; they begin with a step that was finished."""
+        own = [span for span in self.recent if span[2] <= until_s][-most:]
+        kept = (span for place, span in enumerate(own, -len(own)) if span[1] >= from_s or place >= -LATELY_LEAST)
+        return dropwhile(lambda span: not span[3], kept)
 
     def summary(self) -> WorkerSummary:
         return msgspec.convert(self, WorkerSummary, from_attributes=True)
@@ -295,6 +307,11 @@ class Meter:
     def samples(self) -> int:
         return sum(one.samples for one in self.workers)
 
+    def begin_anew(self) -> None:
+        """Under another strategy: what the workers did before says nothing of their exchanges now."""
+        for one in self.workers:
+            one.recent.clear()
+
     def ideal_share(self, now_s: float) -> float:
         """Steps that counted until now, as a share of the ideal (`Summary.ideal_share`)."""
         totals = [one.summary() for one in self.seated]
@@ -314,6 +331,16 @@ class Meter:
             Span(worker, kind, start_s - self.zero_s, end_s - self.zero_s, steps)
             for worker, one in enumerate(self.workers)
             for kind, start_s, end_s, steps in one.spans
+        )
+
+    def lately(self, now_s: float, window_s: float) -> tuple[Span, ...]:
+        """The spans of the last `window_s` of the workers that are there; of many only the last."""
+        here = [one for one in self.seated if not one.left]
+        most = max(LATELY_LEAST, LATELY_ALL // max(1, len(here)))
+        return tuple(
+            Span(one.worker, kind, start_s - self.zero_s, end_s - self.zero_s, steps)
+            for one in here
+            for kind, start_s, end_s, steps in one.lately(now_s - window_s, now_s, most)
         )
 
     def staleness(self) -> Staleness:

@@ -5,6 +5,7 @@
 | `head`  | what the run is; the first line                                   | one                                     |
 | `at`    | how it stands: totals, workers, tables, metrics that changed      | `RECENT`, and older ones up to `OLD_MAX` |
 | `stale` | the staleness of all that was folded                              | the last, when the file is written anew |
+| `advice` | that another strategy would be much faster                       | the last, likewise                      |
 | `event` | what happened: a death, a checkpoint, discarded contributions     | `EVENTS_MAX`                            |
 | `end`   | why the run ended; the last line                                  | one                                     |
 
@@ -47,7 +48,7 @@ class Record:
         self._old: list[dict[str, Any]] = []
         self._recent: list[dict[str, Any]] = []
         self._events: deque[tuple[int, bytes]] = deque(maxlen=EVENTS_MAX)
-        self._stale: list[tuple[int, bytes]] = []
+        self._last: dict[str, tuple[int, bytes]] = {}  # of a kind of which there is one
         self._values: dict[str, float] = {}
         self._discarded: dict[str, int] = {}
         self._discards_told_s = -DISCARDS_S
@@ -80,13 +81,13 @@ class Record:
             costs["rows"] = {
                 name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in now.rows.items()
             }
+        if now.phase:
+            costs["phase"] = now.phase
         if now.row_servers:
             costs["row_servers"] = now.row_servers
         self._tell_discards(time_s, now.discarded)
         if now.stale is not None:
-            line = self._line("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
-            self._stale = [(self._number, line)]
-            self._write(line)
+            self._tell_last("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
         entry = {"n": self._number + 1, "kind": "at", **told, **costs}
         self._number += 1
         self._recent.append(entry)
@@ -98,6 +99,14 @@ class Record:
         told = {"t": _short(max(0.0, incident.time_s)), "worker": incident.worker, "what": incident.what}
         line = self._line("event", told)
         self._events.append((self._number, line))
+        self._write(line)
+
+    def advice(self, what: str) -> None:
+        self._tell_last("advice", {"what": what})
+
+    def _tell_last(self, kind: str, what: Mapping[str, Any]) -> None:
+        line = self._line(kind, what)
+        self._last[kind] = self._number, line
         self._write(line)
 
     def end(self, why: str, *, failed: bool = False) -> None:
@@ -125,7 +134,7 @@ class Record:
         self._old = old
         new = self._path.with_name(f"{LIVE}.new")
         told = [(one["n"], as_json(one)) for one in (*self._old, *self._recent)]
-        lines = [self._head, *(line for _, line in sorted([*self._events, *self._stale, *told]))]
+        lines = [self._head, *(line for _, line in sorted([*self._events, *self._last.values(), *told]))]
         try:
             new.write_bytes(b"".join(line + b"\n" for line in lines))
             self._file.close()

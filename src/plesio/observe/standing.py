@@ -37,3 +37,4 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     stale: dict[int, dict[int, int]] | None = None
     rows: dict[str, RowsSummary] = {}  # by table
     row_servers: tuple[RowServer, ...] = ()
+    phase: int = 0  # of the strategy

@@ -42,6 +42,19 @@ class Keep(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: somebody wants a checkpoint now."""
 
 
+class Measure(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: say what the workers did in the last `window_s`."""
+
+    window_s: float
+
+
+class Switch(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: the run is to go on in this phase of its strategy; `why`, if there is something to say."""
+
+    phase: int
+    why: str = ""
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -72,6 +85,19 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     steps: int
     samples: int
     now: Standing = Standing()
+
+
+class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The server to the launcher, when it is asked (`Measure`): what the workers that are there did lately in this
+    phase of the strategy. `nbytes`: of an
+    exchange, in each direction; `served_s`: what the server computed for each."""
+
+    phase: int
+    workers: tuple[WorkerSummary, ...]
+    spans: tuple[Span, ...]
+    nbytes: int
+    plain_bytes: int
+    served_s: float
 
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
@@ -159,8 +185,8 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep
-FromServer = Begun | Progress | Writing | Trouble | Final
+ToServer = Stop | Opened | Emptied | Scale | Keep | Switch | Measure
+FromServer = Begun | Progress | Lately | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 
 

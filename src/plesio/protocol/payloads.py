@@ -6,6 +6,7 @@
 | Contribution               | what is trained, packed where there is a codec; tables' rows; buffers  |
 | Beginning                  | all parameters                                                         |
 | GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
+| GoOn that begins a phase   | all parameters                                                         |
 | (a frame of kind TENSORS)  | what moves                                                             |
 
 Of what is trained, a Contribution and a GoOn have the part of the model that they name. Rows of tables:
@@ -33,26 +34,36 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Payloads:
-    """For a model of this `layout`.
+    """For a model of this `layout`, in this `phase` of the strategy.
 
     Attributes:
         packing: of contributions; `answers`: of what is sent back.
         moving: the bytes (start, end) of a version that the server moves; `everything`: all of one.
     """
 
-    def __init__(self, layout: Layout, strategy: Strategy) -> None:
-        sent, shown = strategy.send.codec, strategy.adopt.codec
-        self.layout = layout
+    def __init__(self, layout: Layout, strategy: Strategy, phase: int = 0) -> None:
+        self.layout, self.phase, self._strategy = layout, phase, strategy
+        sent, shown = strategy.phases[phase].send.codec, strategy.phases[phase].adopt.codec
         self.packing = Packing(layout, sent) if sent is not None else None
         self.answers = Packing(layout, shown) if shown is not None else None
         self.moving: Spans = layout.stretches(MOVING)
         self.everything: Spans = [(0, layout.nbytes)]
+
+    def turned_to(self, phase: int) -> Payloads:
+        """For another phase."""
+        return Payloads(self.layout, self._strategy, phase)
+
+    def is_packed(self, answer: Beginning | GoOn) -> bool:
+        """Whether what travels with it is a packed difference."""
+        return self.answers is not None and isinstance(answer, GoOn) and answer.phase == self.phase
 
     def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
         """The bytes (start, end) that travel of the arena where this message's tensors lie."""
         match message:
             case Contribution(rows=rows, beside=Aside(part=part)):
                 return self.packing.spans(part) if self.packing is not None else spans_of(self.layout, rows, part)
+            case GoOn(phase=phase) if phase != self.phase:
+                return self.everything
             case GoOn(verdict=Verdict.CANCELLED) if self.answers is None:
                 return ()
             case GoOn(part=part):

@@ -9,7 +9,7 @@ from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import LISTED_MAX, Standing
 from plesio.observe.summary import RowsSummary
-from plesio.protocol.launcher import Final
+from plesio.protocol.launcher import Final, Lately
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS, Lies
 from plesio.tensors.model import Described
@@ -49,6 +49,7 @@ class Figures:
             stale,
             _rows(memory, exact=over),
             memory.rows.loads if memory.rows is not None else (),
+            sequencer.phases.now,
         )
 
     def final(
@@ -87,6 +88,19 @@ class Figures:
             lies=lies,
             model=model,
             now=self.now(sequencer, memory, now_s, ended_s is not None),
+        )
+
+    def lately(self, memory: Memory, phase: int, now_s: float, window_s: float) -> Lately:
+        """What the workers did in the last `window_s`."""
+        meter = self._meter
+        messages, exchanges = meter.exchanges + meter.answers, meter.exchanges
+        return Lately(
+            phase=phase,
+            workers=tuple(one.summary() for one in meter.seated if not one.left),
+            spans=meter.lately(now_s, window_s),
+            nbytes=self._bytes(memory) // max(1, messages),
+            plain_bytes=memory.plain_bytes,
+            served_s=meter.served_s / max(1, exchanges),
         )
 
     def _bytes(self, memory: Memory) -> int:

@@ -41,12 +41,18 @@ class Ring(Generic[T]):
         self.in_place = renew is not None
         self.seen = bool(made) or not self.in_place
         renews = [partial(renew or nothing_to_renew, place) for place in range(len(read))]
+        self._made = made or read
         self.buffers = [Shown(*one) for one in zip(read, made or read, renews, strict=True)]
 
     @property
     def first(self) -> Shown[T]:
         """Where there is one buffer, that; else where the initial parameters lie, and those that an evaluation asks for."""
         return self.buffers[0]
+
+    @property
+    def copied(self) -> Ring[T]:
+        """The same for a reader that copies what it reads."""
+        return Ring(self._made) if self.in_place else self
 
     def packed(self, place: int) -> Shown[T]:
         """Beside it: the same version as its reader is to unpack it."""

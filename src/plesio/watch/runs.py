@@ -85,10 +85,13 @@ class Tail:
     def __init__(self, folder: Path) -> None:
         self._path = folder / LIVE
         self._inode = self._place = self._seen = 0
+        self.goes_on = False
+        """Whether the last lines came after others had been read."""
 
     def lines(self) -> list[str]:
         """The next whole lines, at most about `READ_MAX` bytes of them. A line that is no JSON is left out.
         An `OSError` says that the record is gone."""
+        self.goes_on = self._seen > 0
         with open(self._path, "rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode or os.fstat(file.fileno()).st_size < self._place:

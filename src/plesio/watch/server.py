@@ -5,7 +5,7 @@
 | /                           | the page                                                            |
 | /runs                       | the list of runs, as JSON                                           |
 | /events?run=NAME&run=NAME   | a stream: for each run, the lines of its record that are new        |
-| /ask?run=NAME&what=stop     | POST: asks a run under way to stop, or for a checkpoint             |
+| /ask?run=NAME&what=stop     | POST: asks a run under way for what `plesio.observe.asked` knows    |
 
 The server holds no run in memory: for each page that is open it knows how far it has read.
 """
@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
@@ -100,14 +101,14 @@ class Page:
     async def _events(self, request: Request) -> Response:
         known = await asyncio.to_thread(found, self._all)
         names = request.query_params.getlist("run")[:SHOWN_MAX]
-        tails = {name: Tail(known[name]) for name in names if name in known}
+        tails = {name: (known[name], Tail(known[name])) for name in names if name in known}
         return StreamingResponse(self._stream(tails), media_type="text/event-stream", headers=HEADERS)
 
-    async def _stream(self, tails: dict[str, Tail]) -> AsyncIterator[str]:
+    async def _stream(self, tails: dict[str, tuple[Path, Tail]]) -> AsyncIterator[str]:
         idle = 0
         while not self._server.should_exit:
             new = False
-            for name, tail in list(tails.items()):
+            for name, (folder, tail) in list(tails.items()):
                 run = as_json(name).decode()
                 try:
                     lines = await asyncio.to_thread(tail.lines)
@@ -118,6 +119,8 @@ class Page:
                 if lines:
                     new = True
                     yield f'data: {{"run":{run},"lines":[{",".join(lines)}]}}\n\n'
+                    if tail.goes_on:
+                        await asyncio.to_thread(_want_advice, folder)
             idle = 0 if new else idle + 1
             if idle % BEAT == 1:  # also at once, when all that there was has been sent
                 yield 'data: {"idle":true}\n\n'
@@ -127,7 +130,7 @@ class Page:
     async def _ask(self, request: Request) -> Response:
         name, what = request.query_params.get("run", ""), request.query_params.get("what", "")
         known = await asyncio.to_thread(found, self._all)
-        if name not in known or what not in ASKED:
+        if name not in known or not ASKED.fullmatch(what):
             return PlainTextResponse("no such run, or nothing that can be asked for", 404, HEADERS)
         if await asyncio.to_thread(ending, known[name]) is not None:
             return PlainTextResponse("the run is over", 409, HEADERS)
@@ -136,6 +139,13 @@ class Page:
         except OSError as error:
             return PlainTextResponse(f"the run folder cannot be written: {error.strerror}", 409, HEADERS)
         return PlainTextResponse("asked", 200, HEADERS)
+
+
+def _want_advice(folder: Path) -> None:
+    """Somebody watches: a run under way says now and then whether another strategy would be faster."""
+    if ending(folder) is None:
+        with suppress(OSError):  # the folder may be somebody else's
+            ask(folder, "advice")
 
 
 def _static(name: str):  # type: ignore[no-untyped-def]

@@ -86,7 +86,8 @@ def introduction(
     """What a worker shows the server of itself, the optimizer's state in it, and the model's tensors in order. `build` builds the
     model as `evaluate` is to see it, if that is not to be a copy of the worker's."""
     model, optimizer = given.model, given.optimizer
-    by_rows = strategy.steps_at_server and strategy.correct.spares_rows
+    at_server = [one.steps_at_server for one in strategy.phases]
+    by_rows = all(at_server) and all(one.correct.spares_rows for one in strategy.phases)
     row_tables = named_tables(model)
     if row_tables:
         check_strategy(strategy, row_tables)
@@ -100,7 +101,9 @@ def introduction(
     described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean)
     described = replace(described, specs=cut(described.specs, strategy.send.fragments))
     check_apart([spec.name for spec in described.specs], tensors)
-    specs = specs_of(optimizer, tensors if strategy.steps_at_server else None)
+    specs = specs_of(optimizer, tensors if any(at_server) else None)
+    if not at_server[0]:  # what it holds stays here
+        specs = tuple(replace(one, carried=None) for one in specs)
     with without_rows(row_tables.values()):
         structure = _structure(model, described, tensors, build) if evaluates else b""
     hello = Hello(

@@ -340,10 +340,10 @@ class Worker:
         if exchange.rows is not None:
             zero_rows_too(model)
             warn_of_frozen(model)
-        if after is not None and exchange.local:
+        if after is not None:
             exchange.after_step = Applied(after, exchange.replica.layout.specs)
         given.check_strategy(exchange)
-        if exchange.cancels:
+        if exchange.may_cancel:
             for module in model.modules():
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_CancellationCheck(self))

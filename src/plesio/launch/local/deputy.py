@@ -26,6 +26,7 @@ from plesio.launch.local.mate import MateDeputy, parts
 from plesio.launch.local.order import Order, Pull, Said
 from plesio.launch.local.stand_in import StandIn, first_words, opened
 from plesio.launch.local.table_deputy import TableDeputy
+from plesio.memory.taking_over import carried_of, loaded
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
@@ -35,6 +36,7 @@ from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.doorbell import ANSWER_LAYOUT, PLACE, decode_answer
+from plesio.transport.held import Held
 from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
@@ -65,6 +67,7 @@ class Deputy(StandIn):
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
+        self._held: Held | None = None
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
         self._listen(self._answer, self._from_answer)
@@ -187,6 +190,7 @@ class Deputy(StandIn):
             self._order.rows = DeputyRows(places, self._worker)
         self._ring = Ring(parts(ring, nbytes, welcome.buffers))
         os.close(board)
+        self._held = Held(rest[0]) if len(rest) > welcome.servers else None
         self._slot = parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
@@ -196,10 +200,21 @@ class Deputy(StandIn):
         self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
-        packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
+        if self._held is not None and (isinstance(answer, messages.Beginning) or answer.phase != self._payloads.phase):
+            self._send_state(self._held)
+        packed = self._payloads.is_packed(answer)
         shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
         payload = cut(shown.read, self._payloads.spans(answer))
+        if answer.phase != self._payloads.phase:
+            self._payloads = self._payloads.turned_to(answer.phase)
         self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
+
+    def _send_state(self, held: Held) -> None:
+        """What the worker's optimizer goes on with, if that is left for it."""
+        if state := held.get(self._worker, self._order.steps):
+            carried, arenas = carried_of(loaded(state)["optimizer"], self._payloads.layout)
+            whole = [one for arena in arenas for one in cut(arena.memory.numpy().data, self._payloads.everything)]
+            self._session.send(FrameKind.CHANNEL, encode(messages.StateGiven(carried)), whole)
 
 
 def main(job: Job, descriptors: list[int]) -> None:

@@ -19,7 +19,7 @@ from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.host.memory import SharedBlock, tables_at
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
-from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.job import Job, Live, Outcome, Watch, phase_names
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
@@ -67,6 +67,9 @@ class LocalEngine:
         self._processes = Processes(fork_server)
         self._seats = Seats(self._job, self._processes, self._listen)
         self._live.scaler = self._scale
+        self._live.measurer = lambda window_s: self._processes.tell_server(launcher.Measure(window_s))
+        if phases := phase_names(self._job.config.strategy):
+            self._live.phases, self._live.switcher = phases, self._switch
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
@@ -191,6 +194,8 @@ class LocalEngine:
             case launcher.Progress():
                 self._live.workers = self._seats.workers
                 self._stands(message.time_s, message)
+            case launcher.Lately():
+                self._live.lately = message
             case launcher.Logged(time_s, steps, metrics):
                 self._live.logged.update(metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
@@ -389,6 +394,11 @@ class LocalEngine:
         if not self._stopping and self._outcome.final is None:
             self._seats.scale(workers)
             self._live.workers = self._seats.workers
+
+    def _switch(self, phase: int, why: str) -> None:
+        """Whoever watches the run wants it in this phase; one that ends stays as it is."""
+        if not self._stopping and self._outcome.final is None:
+            self._processes.tell_server(launcher.Switch(phase, why))
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"

@@ -50,13 +50,13 @@ class Order:
     """How far one worker of a run under `strategy` is."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+        self._strategy, self._phase = strategy, 0
         self.hello: messages.Hello | None = None
         self.welcome: messages.Welcome | None = None
         self.rows: DeputyRows | None = None  # where its model has tables, once it was welcomed
         self._ready = self._asks = self._left = self._over = False
         self._answers = 0  # it was given in training: the first is the beginning
-        self._steps = 0  # it told of: each is a contribution, or was dropped
+        self.steps = 0  # it told of: each is a contribution, or was dropped
         self._pulls = 0  # it may still make
 
     def check(self, message: Said) -> None:
@@ -66,25 +66,25 @@ class Order:
         allowed = True
         match message:
             case messages.Contribution():
-                allowed = message.number == self._steps + 1 <= self._answers
+                allowed = message.number == self.steps + 1 <= self._answers
                 allowed = allowed and (self.rows is None or self.rows.may_send(message.number))
             case messages.Hello():
                 allowed = self.hello is None
             case messages.RowsRequest():
-                rows, following = self.rows, self._steps + 1
+                rows, following = self.rows, self.steps + 1
                 allowed = training and rows is not None and rows.may_ask(message, following, self._answers)
             case messages.Ready():
                 allowed = self.welcome is not None and not self._ready
             case messages.LeaseRequest() | messages.AskAhead():
                 allowed = training and not self._asks
             case messages.DroppedStep():
-                allowed = self._steps + 1 < self._answers
+                allowed = self.steps + 1 < self._answers
             case Pull():
                 allowed = self._pulls > 0
             case messages.WorkDone():
                 allowed = False  # it shares no memory with the others
         if not (here and allowed):
-            name, steps = type(message).__name__, self._steps
+            name, steps = type(message).__name__, self.steps
             raise ProtocolError(f"it said {name} out of turn, after {self._answers} answers to {steps} steps")
         if isinstance(message, messages.Hello):
             self._check_model(message)
@@ -95,7 +95,7 @@ class Order:
         """It said this, and all that belongs to it has come."""
         match message:
             case messages.Contribution() | messages.DroppedStep():
-                self._steps += 1
+                self.steps += 1
             case messages.Hello():
                 self.hello = message
             case messages.Ready():
@@ -113,7 +113,8 @@ class Order:
 
     def told(self, message: messages.ToWorker | messages.Answer) -> None:
         match message:
-            case messages.GoOn(verdict=verdict):
+            case messages.GoOn(verdict=verdict, phase=phase):
+                self._phase = phase
                 self._answers += 1
                 self._pulls += verdict is Verdict.CANCELLED
             case messages.Welcome():
@@ -122,7 +123,8 @@ class Order:
                 self._asks = False
             case messages.RowsServed(ahead=ahead) if self.rows is not None:
                 self.rows.served(ahead)
-            case messages.Beginning():
+            case messages.Beginning(phase=phase):
+                self._phase = phase
                 self._answers = 1
 
     @property
@@ -152,7 +154,7 @@ class Order:
                 and (carried is None or len(carried.held) == len(specs))
                 and cut(specs, self._strategy.send.fragments) == specs
             )
-            if sound and self._strategy.steps_at_server:
+            if sound and any(one.steps_at_server for one in self._strategy.phases):
                 kept_copies(hello.optimizers, layout.wide)
         except PlesioError:
             return
@@ -174,7 +176,7 @@ class Order:
         wanted = [group for one in self.hello.optimizers for group in one.groups]
         groups = decode_groups(made.settings)
         alike = len(groups) == len(wanted) and all(map(_alike, wanted, groups))
-        if not self._strategy.steps_at_server or not alike:
+        if not self._strategy.phases[self._phase].steps_at_server or not alike:
             raise ProtocolError("the settings of its optimizer are not like those that it began with")
 
 

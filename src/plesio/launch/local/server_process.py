@@ -31,7 +31,7 @@ from plesio.protocol import worker as protocol
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.launcher import Begun, Progress, Trouble, Writing
+from plesio.protocol.launcher import Begun, Lately, Progress, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
@@ -244,6 +244,10 @@ class Server(Replies):
                 self._scale(workers)
             case launcher.Keep():
                 self._program.keep(time.monotonic())
+            case launcher.Measure(window_s):
+                self._tell_engine(self._program.lately(time.monotonic(), window_s))
+            case launcher.Switch(phase, why):
+                self._program.switch(phase, time.monotonic(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
@@ -390,9 +394,9 @@ class Server(Replies):
     def _journal_ends(self, error: JournalError) -> None:
         self._program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
-    def _tell_engine(self, message: Begun | Progress | Trouble | Writing) -> None:
+    def _tell_engine(self, message: Begun | Progress | Lately | Trouble | Writing) -> None:
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
-        if self._engine.has_room or not isinstance(message, Progress):
+        if self._engine.has_room or not isinstance(message, Progress | Lately):
             self._engine.send_in_time(message)
 
 

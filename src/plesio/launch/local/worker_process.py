@@ -120,7 +120,8 @@ class ProcessContext(Participation):
             return Place(layout, versions, welcome.first, ring, versions[0], board=board)
         homes = seats if self._strategy.gives_back_mean else 0
         slots = arenas(SharedBlock(descriptors[1], layout.nbytes * (seats + homes)), layout, seats + homes)
-        if not homes and CopyOnWriteView.possible() and reads_in_place(self._strategy, layout, given.model):
+        in_place = any(reads_in_place(one, layout, given.model) for one in self._strategy.phases)
+        if not homes and CopyOnWriteView.possible() and in_place:
             view = CopyOnWriteView(descriptors[0], layout.nbytes * len(versions))
             ring = Ring(arenas(view, layout, len(versions)), versions, partial(view.renew, layout.nbytes))
         block.close()
@@ -219,6 +220,7 @@ class ProcessContext(Participation):
     def group(self) -> Iterator[None]:
         """Inside, the ranks of an island, or workers in lock step, are the default group of `torch.distributed`."""
         ranks, among_ranks = self._job.config.ranks, self._strategy.every.among_ranks
+        always_even = all(one.in_lock_step for one in self._strategy.phases)
         if ranks > 1 or among_ranks:
             store = self._ties.store(self._timeout_s)
             name, collective_s = self.group_terms
@@ -226,7 +228,7 @@ class ProcessContext(Participation):
             with together(store, rank, ranks, self.patience_s, name, collective_s=collective_s, lines=lines) as group:
                 self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
                 yield
-        elif self.workers == 1 or self._job.listening is not None or not self._strategy.in_lock_step:
+        elif self.workers == 1 or self._job.listening is not None or not always_even:
             yield
         else:
             with default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s):

@@ -17,6 +17,7 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import Payloads, cut
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
+from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import PLACE, nothing
 from plesio.transport.ring import Ring, Shown
 from plesio.transport.wire import Frame
@@ -40,6 +41,8 @@ class RemoteBell:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
         self.rows: RemoteRows | None = None
+        self.state: tuple[Carried, Sequence[Arena]] | None = None
+        """What the optimizer goes on with, if it was sent."""
         self._rejoin = rejoin
         self._link = link
         self._carrier: Carrier | None = None
@@ -52,11 +55,15 @@ class RemoteBell:
 
     def lay_out(self, payloads: Payloads, ring: Arena, slot: Arena) -> None:
         """From now on versions are received into `ring`, and contributions sent from `slot`."""
-        self._payloads, self._versions, self._packed = payloads, ring, ring
+        self._versions = ring
+        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
+        self._follow(payloads)
+
+    def _follow(self, payloads: Payloads) -> None:
+        self._payloads, self._packed = payloads, self._versions
         if payloads.answers is not None:
             payloads.answers.ready()
             self._packed = Arena.private(payloads.layout)
-        self._ring, self._slot = ring.memory.numpy().data, slot.memory.numpy().data
 
     def send(self, message: messages.FromWorker) -> None:
         payload = self.payload(message) if isinstance(message, messages.Contribution) else []
@@ -104,8 +111,10 @@ class RemoteBell:
         self._until(lambda: self._carrier is None and bool(self._answers), timeout_s, phase)
         answer = self._answers.popleft()
         assert isinstance(answer, kind), "a worker knows what comes next"
-        if isinstance(answer, GoOn) and self._payloads.answers is not None:
+        if isinstance(answer, GoOn) and self._payloads.is_packed(answer) and self._payloads.answers is not None:
             self._payloads.answers.move(self._versions, self._packed, answer.part)
+        if answer.phase != self._payloads.phase:
+            self._follow(self._payloads.turned_to(answer.phase))
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
             self.fetch(FrameKind.PULL, b"", timeout_s, phase, self.moving)
         return answer
@@ -192,22 +201,24 @@ class RemoteBell:
             self._pulled = True
         elif isinstance(came, Answer):
             self._answers.append(came)
-        else:
+        elif not isinstance(came, messages.StateGiven):
             self._replies.append(came)
 
     def _place(self, frame: Frame) -> Sequence[memoryview]:
         """Read the message, and say where its payload belongs."""
         if frame.kind is FrameKind.CHANNEL:
             self._came = decode_said(frame.body)
+            if isinstance(self._came, messages.StateGiven):
+                self.state = self._came.carried, [Arena.private(self._payloads.layout) for _ in self._came.carried.keys]
+                return self.whole(self.state[1])
             return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
         if frame.kind is not FrameKind.ANSWER:
             self._came = None
             return self._into
         (self.place,) = PLACE.unpack_from(frame.body)
         self._came = answer = decode_answer(frame.body[PLACE.size :])
-        if isinstance(answer, GoOn):
-            return cut(self._packed.bytes, self._payloads.spans(answer))
-        return self.everything if isinstance(answer, Beginning) else ()
+        into = self._packed.bytes if self._payloads.is_packed(answer) else self._ring
+        return cut(into, self._payloads.spans(answer))
 
     def _lose(self) -> None:
         self.reseated, self.untold = True, None

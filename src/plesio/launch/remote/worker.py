@@ -26,7 +26,7 @@ from plesio.protocol.worker import Beginning
 from plesio.strategy import Strategy
 from plesio.tables.file import KeptRows
 from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.carrying import Carried
+from plesio.tensors.carrying import Carried, States, brought_back
 from plesio.transport.ring import Ring, nothing_to_renew
 from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking
@@ -80,9 +80,19 @@ class RemoteContext(Participation):
         if hello.tables:
             self._line.rows = RemoteRows(hello.tables, self._servers)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
-        renew = nothing_to_renew if reads_in_place(strategy, layout, given.model) else None
+        in_place = any(reads_in_place(one, layout, given.model) for one in strategy.phases)
+        renew = nothing_to_renew if in_place else None
         rows = self._line.rows.slots if self._line.rows is not None else ()
-        return Place(layout, initial, True, Ring((ring,), renew=renew), slot, rows=rows, bring=self._bring)
+        versions = Ring((ring,), renew=renew)
+        return Place(layout, initial, True, versions, slot, rows=rows, bring=self._bring, brought=self._brought_state)
+
+    def _brought_state(self) -> States:
+        """What the optimizer goes on with, as it was sent."""
+        state, self._line.state = self._line.state, None
+        if state is None or self._exchange is None:
+            return {}
+        tensors, (carried, arenas) = self._exchange.replica.tensors, state
+        return brought_back(carried, tensors, arenas, lambda place, there: there.to(tensors[place].device, copy=True))
 
     def _memory(self, layout: Layout) -> tuple[Arena, Arena]:
         """Where versions come, and where contributions are made."""

@@ -10,7 +10,6 @@ from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, Row
 from plesio.launch.one_process.greenlets import Ask, GreenletWorker, Request, StillTimer, Watcher
 from plesio.protocol.journal import JournalEvent
 from plesio.protocol.worker import LeaseReply, LeaseRequest, RowsRequest, RowsServed
-from plesio.strategy.answers import Every
 from plesio.transport.doorbell import Located
 from plesio.worker.data.use import DataUse
 
@@ -23,8 +22,7 @@ class RecordedWorker(Watcher):
 
     away = True  # whether it went on while an answer travelled, or asked for data ahead, is in the journal
 
-    def __init__(self, every: Every) -> None:
-        self._every = every
+    def __init__(self) -> None:
         self.upcoming: deque[JournalEvent] = deque()
         self.joins: deque[Joined] = deque()  # of which there are upcoming
         self.worker: GreenletWorker | None = None
@@ -141,7 +139,9 @@ class RecordedWorker(Watcher):
         """As many local steps as it took then; a worker that was not heard of again stops where it is."""
         following = self.upcoming[0] if self.upcoming else None
         if isinstance(following, Pushed):  # perhaps only at its end, which data that was asked ahead no longer tells
-            in_time = self._every.timed or self._every.due(steps, seconds, version)
+            assert self.worker is not None, "it is under way"
+            every = self.worker.strategy.every
+            in_time = every.timed or every.due(steps, seconds, version)
             return following.steps == steps and in_time and not following.earlier
         if self.going is not None and isinstance(following, (Left, Joined)):
             worker = self.worker

@@ -9,7 +9,7 @@ in time that its step was called off) is read from the journal as well.
 | --------------------------- | ------------------------------------------------------------------------- |
 | Joined                      | a new greenlet runs up to where training begins; one that comes back is   |
 |                             | brought to where it lost its seat                                         |
-| Scaled                      | the sequencer and the folder hear of it                                   |
+| Scaled, Switched            | the sequencer and the folder hear of it                                   |
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
 | fold                        | ours must have the same checksum                                          |
@@ -192,9 +192,10 @@ class _Replay(Replies):
         )
         resumed = any(isinstance(one, records.Resumed) for one in journal)
         self.seating = Seating(strategy, self._program, resumed or strategy.gives_back_mean, servers)
-        self._seats = [RecordedWorker(strategy.every) for _ in range(head.seats)]
+        self._seats = [RecordedWorker() for _ in range(head.seats)]
         self._answered: list[tuple[RecordedWorker, Any]] = []  # who goes on when an event is dealt with
         self._same = 0
+        self._elsewhere: set[int | None] = set()  # workers of other hosts that are about to join
 
     def run(self) -> Replayed:
         differs = ""
@@ -229,10 +230,14 @@ class _Replay(Replies):
             case records.Received(time_s, event):
                 if isinstance(event, events.Scaled):
                     self._program.scale(event.workers, time_s)
+                elif isinstance(event, events.Switched):
+                    self._program.receive(event, time_s)
                 elif not isinstance(event, (events.Evict, events.Ticked)):
                     self._heard(event, time_s)
                 elif isinstance(event, events.Ticked) or self._is_member(event):
                     self._program.receive(events.Ticked(), time_s)
+            case records.Noted(_, worker, text) if text == records.ELSEWHERE.format(worker):
+                self._elsewhere.add(worker)
             case records.Resumed():
                 self._resume(record.held)
             case records.Folded():
@@ -277,6 +282,8 @@ class _Replay(Replies):
             seat.upcoming.popleft()
         holds = seat.worker is not None and event.incarnation == seat.incarnation  # its process is still a member
         if isinstance(event, events.Joined):
+            self._program.meter.workers[worker].away = worker in self._elsewhere
+            self._elsewhere.discard(worker)
             self._join(seat, event, time_s)
             program.joined(worker, event.incarnation, time_s)
         elif isinstance(event, events.Left):
@@ -307,7 +314,7 @@ class _Replay(Replies):
         head = self._journal.head
         seat.empty()
         if seat.worker is None:
-            every: Every | None = seat if self._strategy.send.stepped else None  # type: ignore[assignment]
+            every: Every = seat  # type: ignore[assignment]
             task = self._train(), self._strategy, event.worker, head.workers, head.seed
             lone, sources = head.seats == 1, head.sources or b""
             seat.worker = GreenletWorker(*task, seat, every, lone=lone, sources=sources, stealing=head.stealing)

@@ -18,13 +18,14 @@ from contextlib import closing
 from plesio.cluster import Cluster, Timetable
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.job import Job, Live, Outcome, phase_names
 from plesio.launch.journal import begun
 from plesio.launch.one_process.greenlets import Ask, GreenletWorker, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
+from plesio.launch.simulated.lately import choose_in
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.watching import Watching
@@ -93,7 +94,11 @@ class SimulatedEngine:
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
+        if phases := phase_names(self._strategy):
+            self.live.phases, self.live.switcher = phases, lambda phase, why: self.run_of.switch(phase, why)
         holds = self.checkpointer.holds or bool(cluster.turns())
+        if job.config.strategy.chooses is not None:
+            choose_in(self.run_of, job.config.strategy)
         self._seating = Seating(self._strategy, self.run_of.program, holds, job.config.servers)
 
     def run(self) -> Outcome:
@@ -117,7 +122,7 @@ class SimulatedEngine:
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
-        if program.amid_fold:  # nobody comes to the end of that round, and it is to count once
+        if program.unsettled:  # nobody comes to the end of that, and what came is to count once
             for seat in list(program.sequencer.members.seats.values()):
                 program.left(seat.worker, seat.incarnation, False, final.wall_s)
         program.close(final.wall_s)

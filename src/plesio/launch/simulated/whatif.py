@@ -168,7 +168,7 @@ def _predict(
         strategy,
         _cluster(run, crew, ring, nbytes, bytes_per_s, part),
         [
-            TimedWorker(Timetable(own.__next__), strategy.every, last, strategy.goes_on(one.away or far))
+            TimedWorker(Timetable(own.__next__), strategy, last, strategy.goes_on(one.away or far))
             for one, own, last in zip(crew, steps, _lasts(crew, part), strict=True)
         ],
         push_nbytes=push,
@@ -331,6 +331,13 @@ def _cause(run: Measured) -> str:
     return ""
 
 
+def usual_rivals(ran_with: Strategy | None) -> list[Strategy]:
+    """What a run is compared with unasked, and what it `ran_with`, if that is known."""
+    asked = [sync_sgd(), async_sgd(), local_sgd(16)]
+    known = {one.name for one in asked}
+    return asked if ran_with is None or ran_with.name in known else [*asked, ran_with]
+
+
 def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
     """One line, if another strategy would have been at least `MUCH` times faster; made to cost a fraction of a second.
 
@@ -342,10 +349,7 @@ def advice(summary: Summary, ran_with: Strategy | None = None) -> str | None:
         return None
     try:
         run = measured(summary)
-        asked = [sync_sgd(), async_sgd(), local_sgd(16)]
-        if ran_with is not None and ran_with.name not in {one.name for one in asked}:
-            asked.append(ran_with)
-        others = what_if(run, asked, steps_max=ADVICE_STEPS)
+        others = what_if(run, usual_rivals(ran_with), steps_max=ADVICE_STEPS)
     except (ConfigurationError, StrategyError):
         return None  # too little was measured
     ran = as_it_was(summary)

@@ -18,11 +18,12 @@ let said = "";
 const wrote = new Map(); // when each run wrote last, by this browser's clock
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), ended: null, failed: false, gone: false});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), advice: "", ended: null, failed: false, gone: false});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
   else if (line.kind === "stale") run.stale = line.by;
+  else if (line.kind === "advice") run.advice = line.what;
   else if (line.kind === "end") Object.assign(run, {ended: line.why || "cut short", failed: line.failed});
   else if (line.kind === "event") run.events = [...run.events, line].slice(-500);
   else if (line.kind === "at") {
@@ -153,14 +154,19 @@ function buttons(shown) {
   return shown.map(([name, run], k) => !run.ended && run.at.length > 0 && h("div", {class: "controls ask"}, named(k),
     h("button", {type: "button", id: `stop-${k}`, onclick: () => ask(name, "stop", "Stop this run? Its result so far is kept.")}, "Stop"),
     h("button", {type: "button", id: `checkpoint-${k}`, disabled: !run.head?.keeps,
-      title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint")));
+      title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint"),
+    (run.head?.phases ?? []).map((phase, place) => h("button", {type: "button", id: `switch-${k}-${place}`,
+      disabled: place === (run.at.at(-1).phase ?? 0), title: place === (run.at.at(-1).phase ?? 0) ? "the run is in this phase" : "",
+      onclick: () => ask(name, `switch-${place}`)}, `Switch to ${phase}`))));
 }
+
+const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), " ", run.advice));
 
 async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;
   const answer = await fetch(`ask?run=${encodeURIComponent(name)}&what=${what}`, {method: "POST"}).catch(() => null);
   const heard = silentFor(name) > SILENT_S ? " It has been silent: there may be nobody to hear it." : "";
-  said = answer?.ok ? `${name}: asked for ${what === "stop" ? "its end" : "a checkpoint"}.${heard}` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
+  said = answer?.ok ? `${name}: asked for ${{stop: "its end", checkpoint: "a checkpoint"}[what] ?? "another phase"}.${heard}` : `${name}: ${answer ? await answer.text() : "the server does not answer"}.`;
   plan();
 }
 
@@ -255,7 +261,7 @@ function show() {
     return;
   }
   document.title = `${data.title}: plesio`;
-  update(data, () => [h("p", {id: "status", role: "status"}, words), buttons(data.shown), now(data.shown)]);
+  update(data, () => [h("p", {id: "status", role: "status"}, words), advised(data.shown), buttons(data.shown), now(data.shown)]);
 }
 
 function plan() {

@@ -4,9 +4,11 @@ from plesio.protocol.journal.reader import NO_END as NO_END
 from plesio.protocol.journal.reader import Journal as Journal
 from plesio.protocol.journal.reader import read_journal as read_journal
 from plesio.protocol.journal.records import BEGINS as BEGINS
+from plesio.protocol.journal.records import ELSEWHERE as ELSEWHERE
 from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
 from plesio.protocol.journal.records import FORMAT as FORMAT
 from plesio.protocol.journal.records import ISLANDS as ISLANDS
+from plesio.protocol.journal.records import PHASED as PHASED
 from plesio.protocol.journal.records import Ended as Ended
 from plesio.protocol.journal.records import Folded as Folded
 from plesio.protocol.journal.records import FoldedMember as FoldedMember

@@ -15,10 +15,12 @@ from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import asynchronous, deltas, federated, local, synchronous
 from plesio.strategy.recipes.asynchronous import *
+from plesio.strategy.recipes.auto import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.elsewhere import known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 DEFAULT = "async_sgd"  # of a run that names no strategy
@@ -52,7 +54,7 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     """
     if name not in RECIPES:
         hint = known_elsewhere(name)
-        if not hint and name.partition("(")[0] in RECIPES:
+        if not hint and name.partition("(")[0] in (*RECIPES, "phases"):
             hint = f"in Python, write it without quotes: ps.{name}"
         raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters

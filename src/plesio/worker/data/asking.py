@@ -24,7 +24,10 @@ class Lessor(Protocol):
     """Who gives out data."""
 
     away: bool  # whether that is on another host, so that data is asked for ahead
-    in_parts: bool  # whether each worker has its own part of the data, and takes nothing of the others'
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each worker has its own part of the data, and takes nothing of the others'."""
 
     def now_s(self) -> float:
         """The time, in seconds from any beginning."""

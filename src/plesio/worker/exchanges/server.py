@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
@@ -21,6 +21,7 @@ from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, 
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import ALL_PARTS, Kind
+from plesio.tensors.carrying import States
 from plesio.tensors.finite import are_finite
 from plesio.tensors.optimizer_spec import Groups, packed, settings_of
 from plesio.tensors.several import parts_of
@@ -29,6 +30,7 @@ from plesio.transport.held import Held
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.replicas.own import OwnState
 from plesio.worker.replicas.parameters import ParameterReplica
+from plesio.worker.replicas.replica import Replica
 from plesio.worker.row_exchange import RowExchange
 from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
@@ -49,25 +51,25 @@ class SeatLostError(ServerLostError):
 class ServerExchange(Exchange):
     """Send a contribution, take the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
     where checkpoints find what this worker holds. `goes_on`: whether the worker goes on after the contribution that it is about
-    to send; None: never."""
+    to send; None: never. `replicate` makes the replica for another phase of the strategy; `brought` takes the state that was sent
+    for the optimizer here, where `held` is on another host."""
 
     strategy: Strategy
     every: Every | None = None
     held: Held | None = None
     goes_on: Callable[[], bool] | None = None
+    brought: Callable[[], States] | None = field(default=None, kw_only=True)
+    replicate: Callable[[Strategy], Replica] = field(default=lambda strategy: NotImplemented, kw_only=True)
     counts = True
 
     def __post_init__(self) -> None:
-        self._every = self.every or self.strategy.every
-        self.local = not self.strategy.steps_at_server
+        self.phases = self.strategy.phases
+        self.phase = 0
+        self.may_cancel = any(one.release.cancel_late for one in self.phases)
         self.by_client = self.strategy.every.by_client
-        self.in_rounds = self.strategy.gather.in_rounds
-        self._proximal = self.strategy.every.proximal
-        self.cancels = self.strategy.release.cancel_late
         self.private = self.strategy.send.privacy is not None
         self.late = self.goes_on is not None
         self._fragments = self.strategy.send.fragments
-        self._is_usual = not self.late and self._fragments == 1  # then nothing is said aside
         self._number = 0
         self._steps = self._granted = 0
         self.taken = True  # whether the last contribution counted
@@ -77,9 +79,43 @@ class ServerExchange(Exchange):
         self._adopted_at = 0  # as in `plesio.core.events.Pushed`
         self._exchanged_s = self._sent_s = 0.0
         self._sent: Groups | None = None
-        self._own = (
-            OwnState(self.held, self.state, self.optimizer, self.replica, self.local) if self.held is not None else None
-        )
+        self._follow(self.phases[0])
+
+    def _follow(self, strategy: Strategy) -> None:
+        """Exchange as this one says, with a replica that is made for it."""
+        self.strategy = strategy
+        self._every = self.every if self.every is not None and strategy.send.stepped else strategy.every
+        self.local = not strategy.steps_at_server
+        self.in_rounds = strategy.gather.in_rounds
+        self._proximal = strategy.every.proximal
+        self.cancels = strategy.release.cancel_late
+        self._is_usual = not self.late and self._fragments == 1 and self.rows is None  # then nothing is said aside
+        held, replica = self.held, self.replica
+        self._own = OwnState(held, self.state, self.optimizer, replica, self.local) if held is not None else None
+        self._leaves = self._own is not None and (self.local or self.state.draws is not None)
+
+    def _turn_to(self, phase: int) -> None:
+        """Another phase begins: the optimizer goes on where that has it step, and the model from the version to come."""
+        if not self.local:
+            self.replica.drop_gradients()  # they may lie in the slot
+        self.replica.close()
+        self.phase, self._sent = phase, None
+        self.replica = self.replicate(self.phases[phase])
+        if self._part is not None:
+            self.replica.turn_to(self._part)
+        self._follow(self.phases[phase])
+        if not self.local:
+            self._forget_optimizer()
+
+    def _begins_anew(self, answer: Beginning | GoOn) -> bool:
+        """Whether what this worker has of its own begins anew with this answer."""
+        if turned := answer.phase != self.phase:
+            self._turn_to(answer.phase)
+        if not (turned or isinstance(answer, Beginning)):
+            return answer.verdict is Verdict.NOT_FINITE  # so may be what else the worker has
+        if self.local and self.brought is not None:
+            self.optimizer.state.update(self.brought())
+        return self._own is None or not self._own.take_up(self._number - 1)
 
     def has_tables(self, rows: RowExchange) -> None:
         """The model has some."""
@@ -97,7 +133,7 @@ class ServerExchange(Exchange):
         self.replica.part = ALL_PARTS
         self._number, self.in_flight = 0, False
         self._next()
-        self._go_on(beginning, anew=self._own is None or not self._own.take_up())
+        self._go_on(beginning, self._begins_anew(beginning))
         self.pacer.begin()
 
     def _drop(self) -> None:
@@ -107,12 +143,15 @@ class ServerExchange(Exchange):
         if self.rows is not None:
             self.rows.lose()
         if self.local:
-            for part in parts_of(self.optimizer):
-                part.state.clear()
+            self._forget_optimizer()
         self._sent = None
         self.state.riders.lost()
         self.taken = False
         self.state.discarded += 1
+
+    def _forget_optimizer(self) -> None:
+        for part in parts_of(self.optimizer):
+            part.state.clear()
 
     def step(self) -> None:
         if self.state.stopped:
@@ -259,7 +298,7 @@ class ServerExchange(Exchange):
         except SeatLostError as lost:
             self.begin(lost)
             return
-        self._go_on(answer, anew=answer.verdict is Verdict.NOT_FINITE)  # so may be what else the worker has
+        self._go_on(answer, self._begins_anew(answer))
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""
@@ -299,7 +338,7 @@ class ServerExchange(Exchange):
 
     def _keep_own(self) -> None:
         """Leave what this worker holds of its own, for checkpoints."""
-        if self._own is not None:
+        if self._own is not None and self._leaves:
             self._own.keep(self._number)
 
     def _place_of_part(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Delta
-from plesio.tensors.arena import CPU
+from plesio.tensors.arena import CPU, Layout
+from plesio.tensors.packing import Packing
 from plesio.worker.replicas.on_device import DeviceGradientReplica
 from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
 from plesio.worker.replicas.parts import PartedReplica
@@ -28,3 +29,10 @@ def replica_for(strategy: Strategy, device: torch.device) -> Callable[..., Repli
     if strategy.send.stepped:
         return ParameterReplica
     return GradientReplica if device == CPU else DeviceGradientReplica
+
+
+def load_kernels(layout: Layout, later: Sequence[Strategy]) -> None:
+    """Those that the replicas of later phases need, so that a switch does not wait for them."""
+    for codec in (one.send.codec for one in later):
+        if codec is not None:
+            Packing(layout, codec).ready()

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.serialization import get_crc32_options, set_crc32_options
 
 from plesio.errors import CheckpointError
+from plesio.tensors.carrying import unchecked
 from plesio.tensors.local import is_split, local_of, split_like
 from plesio.tensors.several import parts_of
 from plesio.transport.held import Held
@@ -48,7 +46,7 @@ class OwnState:
         what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
         what |= {"draws": self._draws.kept()} if self._draws is not None else {}
         try:
-            with self._held.writing(self._worker, number) as file, _unchecked():
+            with self._held.writing(self._worker, number) as file, unchecked():
                 torch.save(what, file)
             if self._loads is None and what["optimizer"]:
                 _loaded(self._held.get(self._worker, number) or b"")
@@ -61,13 +59,14 @@ class OwnState:
                 f"{str(error).splitlines()[0]}"
             )
 
-    def take_up(self) -> bool:
-        """Go on with what this worker held when the run was interrupted; whether its optimizer does.
+    def take_up(self, number: int) -> bool:
+        """Go on with what the server left for this worker after its contribution `number`, 0 where the run was interrupted;
+        whether its optimizer does.
 
         Raises:
             CheckpointError: it is another optimizer's, or not what was saved.
         """
-        data = self._held.get(self._worker, 0)
+        data = self._held.get(self._worker, number)
         if not data:
             return False
         try:
@@ -111,17 +110,6 @@ class OwnState:
 
 def _loaded(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Without torch's checksums, which take half the time: a checkpoint has its own."""
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 def _of_this_process(state: Any) -> Any:
