@@ -1,0 +1,178 @@
+"""What a process heard and what came of it, in memory that outlives it: whoever takes over does the same again.
+
+A process forks a spare of itself, which sleeps. From then on everything that it could not compute a second time goes through its
+log: what it reads from others (`read`), and what its effects on the world gave (`once`). When it dies the spare wakes, runs the
+same code, and gets from the log what the dead process got. Where the log ends the spare does things itself, and is the process.
+
+    forked                                      dies in here
+      |                                               |
+      |-- turn, read, once, once -- turn, read, once --|
+                                                       `- in the spare: `once` has it done now, and it goes on from there
+
+| died                             | the spare                                                                |
+| -------------------------------- | ------------------------------------------------------------------------ |
+| before `do` of `once`            | does it                                                                  |
+| between it and its record        | does it again: what is done through `once` may be done twice             |
+| after its record                 | takes the result from the log                                            |
+| between reading and its record   | finds the bytes where the record was to be: nothing that came is lost    |
+
+Each entry is written first, and counts when the 8 bytes that say how far the log reaches are stored. The log has two halves:
+a new spare begins an empty one, and `generation` says whose half counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import termios
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from plesio.host.memory import anonymous_file
+
+T = TypeVar("T")
+ENTRY = struct.Struct("<IB")
+"""Before each entry: how long it is, and what."""
+TURN, READ, DONE = range(3)
+TURN_BODY = struct.Struct("<qd")
+REACHES, READING, COMING, GENERATION, WORDS = 0, 2, 3, 4, 8
+"""The words at the beginning: how far each half reaches, where bytes are being read to and how many, whose half
+counts."""
+UNREAD = bytes.fromhex("9f3c517bd2e84a06b1c7f20d64985ea3")
+"""What lies where bytes are about to be read to. Nobody sends it: until it is gone they are not read."""
+READ_MOST = 1 << 16
+_FREE = 1 << 18
+"""What a half keeps free: one turn's entries."""
+
+
+class RecoveryLog:
+    """The log of one process, and after its death of its spare.
+
+    Args:
+        half_bytes: of each half. `full` says when a new spare is wanted.
+
+    >>> log = RecoveryLog(1 << 20)
+    >>> log.begin()
+    >>> log.once(lambda: "done")
+    'done'
+    >>> log.recover()  # as in a spare
+    >>> log.once(lambda: "done a second time")
+    'done'
+    >>> log.once(lambda: "next")
+    'next'
+    """
+
+    def __init__(self, half_bytes: int = 1 << 22) -> None:
+        size = WORDS * 8 + 2 * half_bytes
+        self._map = mmap.mmap(
+            descriptor := anonymous_file(size, "the log that a server's successor goes on from"), size
+        )
+        os.close(descriptor)
+        memory = memoryview(self._map)
+        self._words = memory[: WORDS * 8].cast("Q")
+        self._halves = [memory[WORDS * 8 + at * half_bytes :][:half_bytes] for at in range(2)]
+        self._generation = 0
+        self._at = 0  # up to where this process wrote, or recovered
+        self._end = 0  # up to where there is something to recover
+        self.recovering = False
+        """Whether what is asked for is in the log."""
+        self._open_half()
+
+    def begin(self) -> None:
+        """A spare is about to be forked: what comes from now on is for it. It counts once `counts` is called."""
+        self._generation += 1
+        self._open_half()
+        self._at = self._words[REACHES + self._generation % 2] = self._words[READING] = 0
+
+    def give_up(self) -> None:
+        """It was not forked: the one before is still the spare."""
+        self._generation -= 1
+        self._open_half()
+        self._at = self._words[REACHES + self._generation % 2]
+
+    def counts(self) -> None:
+        """The spare that was forked last is the one that takes over."""
+        self._words[GENERATION] = self._generation
+
+    @property
+    def is_mine(self) -> bool:
+        """In a spare: whether it is the one that takes over."""
+        return self._words[GENERATION] == self._generation
+
+    @property
+    def full(self) -> bool:
+        """Whether there may be no room for all that the next turn brings."""
+        return len(self._half) - self._at < _FREE
+
+    def recover(self) -> None:
+        """In the spare: from now on give what the dead process got."""
+        self._at, self._end = 0, self._words[REACHES + self._generation % 2]
+        self.recovering = self._end > 0
+
+    def turn(self, source: int, now_s: float) -> None:
+        """`source` is about to be dealt with, at `now_s`."""
+        self._put(TURN, TURN_BODY.pack(source, now_s))
+
+    def next_turn(self) -> tuple[int, float] | None:
+        """While recovering: what was dealt with next, and when; None after the last."""
+        if not self.recovering:
+            return None
+        source, now_s = TURN_BODY.unpack(self._take(TURN))
+        return source, now_s
+
+    def once(self, do: Callable[[], T]) -> T:
+        """The result of `do`, which is done now if the log does not have it. A plain value, that msgpack can hold."""
+        if self.recovering:
+            result: T = msgspec.msgpack.decode(self._take(DONE))
+            return result
+        result = do()
+        self._put(DONE, msgspec.msgpack.encode(result))
+        return result
+
+    def read(self, descriptor: int) -> bytes:
+        """Bytes that have come on a pipe or a socket, at most 64 KiB; none at its end. No descriptors must come with them."""
+        if self.recovering:
+            return bytes(self._take(READ))
+        words, start = self._words, self._at + ENTRY.size
+        if words[READING] == start and self._half[start : start + len(UNREAD)] != UNREAD:
+            size = words[COMING]  # the dead process had just read them
+        else:
+            size = min(_waiting(descriptor), READ_MOST)
+            self._half[start : start + len(UNREAD)] = UNREAD
+            words[COMING] = size
+            words[READING] = start
+            os.readv(descriptor, [self._half[start : start + size]])
+        data = bytes(self._half[start : start + size])
+        self._commit(READ, size)
+        return data
+
+    def _open_half(self) -> None:
+        self._half = self._halves[self._generation % 2]
+
+    def _put(self, kind: int, body: bytes) -> None:
+        start = self._at + ENTRY.size
+        self._half[start : start + len(body)] = body
+        self._commit(kind, len(body))
+
+    def _commit(self, kind: int, size: int) -> None:
+        ENTRY.pack_into(self._half, self._at, size, kind)
+        self._at += ENTRY.size + size
+        self._words[REACHES + self._generation % 2] = self._at
+
+    def _take(self, kind: int) -> memoryview[Any]:
+        size, found = ENTRY.unpack_from(self._half, self._at)
+        assert found == kind, "the spare does what the dead process did"
+        start = self._at + ENTRY.size
+        self._at = start + size
+        self.recovering = self._at < self._end
+        return self._half[start : self._at]
+
+
+def _waiting(descriptor: int) -> int:
+    """How many bytes can be read."""
+    answer = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    return int.from_bytes(answer, "little")
