@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from plesio.errors import PlesioError
+from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.table_links import TableLinks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello, Ready
@@ -26,6 +27,7 @@ class Arrivals:
         begun: Callable[[Machine, float], None],
         tables: TableLinks,
         now_s: Callable[[], float],
+        log: RecoveryLog | None = None,
     ) -> None:
         self._lines = lines
         self._opening = opening
@@ -33,6 +35,7 @@ class Arrivals:
         self._begun = begun
         self._tables = tables
         self._now_s = now_s
+        self._log = log
         self._late: list[Line] = []  # ready, while the others train
 
     def prepares(self, line: Line, message: Hello | Ready, descriptors: Sequence[int] = ()) -> None:
@@ -60,7 +63,7 @@ class Arrivals:
         blocks = self._opening.blocks
         if blocks is None or not self._opening.complete or self._tables.lacking():
             return
-        now_s, machine = self._now_s(), Machine(blocks, rows=self._tables.rows(blocks))
+        now_s, machine = self._now_s(), Machine(blocks, rows=self._tables.rows(blocks), log=self._log)
         try:
             self._program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
 from plesio.core.events import Cancel, Grant
 from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job
@@ -56,7 +58,7 @@ class DurableServer(Server):
         world: World,
         log: RecoveryLog,
     ) -> None:
-        super().__init__(job, engine, evaluator, lines, writer, tables, world)
+        super().__init__(job, engine, evaluator, lines, writer, tables, world, log)
         if writer is not None:
             writer.once = log.once
         self._log = log
@@ -96,7 +98,8 @@ class DurableServer(Server):
 
     def _go_on(self) -> None:
         """This was the spare: take the turns that are in the log, and tell of it."""
-        log = self._log
+        torch.set_num_threads(1)  # the others were the dead process's
+        log, self._is_other = self._log, True  # to be soon where a spare has little to do
         say_anew(self._engine, Reborn(os.getpid(), *log.place))
         while (turn := log.next_turn()) is not None:
             source, now_s = turn
@@ -131,6 +134,8 @@ class DurableServer(Server):
         log.rest()
         if not (self._is_durable and self._program.begun):
             return
+        while not self._handlers.poller.poll(0) and self._machine.settle():
+            pass
         if self._is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
             if why := self._why_not():
                 self._give_up(why)

@@ -17,6 +17,7 @@ from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError
+from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job, pace_of
 from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
@@ -62,6 +63,7 @@ class Server(Replies):
         writer: JournalWriter | None = None,
         table_servers: Sequence[Channel[FromTableServer]] = (),
         world: World = DIRECT,
+        log: RecoveryLog | None = None,
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
@@ -103,7 +105,7 @@ class Server(Replies):
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s)
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
         self._snapshots = Snapshots(evaluator, lambda: program.standing(self.now_s()), program.is_finite)
         self._peers: Peers | None = None
         self._meeting = Meeting(lines)
