@@ -17,7 +17,7 @@ import torch
 import plesio as ps
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
-from support import loops
+from support import loops, remote
 from support.long_forms import but_slow
 from support.processes import called
 from support.replayed import chancy
@@ -146,3 +146,19 @@ def test_a_run_that_keeps_checkpoints_survives_unless_it_says_otherwise(tmp_path
     assert WENT_ON.fullmatch(run.incidents[0].what)
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
         ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, durability="none", **kept)
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=2)], ids=lambda one: one.name)
+def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path) -> None:
+    """They have deputies, which drop what is said twice."""
+    train = partial(chancy, epochs=2 * EPOCHS)
+    with remote.head(rejoin_s=30.0) as head:
+        for rank in range(2):
+            head.fork(train, rank=rank)
+        faults = [ps.Kill(after_s=0.2 * one) for one in range(1, 5)]
+        run = head.run(strategy, workers=2, faults=faults, durability="process", runs=tmp_path / "runs")
+        assert head.end() == [0, 0]
+    assert run.incidents
+    assert not [one for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    assert run.batches_unvisited == 0
+    check_nothing_lost(run, train)
