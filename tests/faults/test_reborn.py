@@ -159,6 +159,7 @@ def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path
         run = head.run(strategy, workers=2, faults=faults, durability="process", runs=tmp_path / "runs")
         assert head.end() == [0, 0]
     assert run.incidents
-    assert not [one for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    others = [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    assert all("knocked and was turned away" in one for one in others)  # on a busy host, and came again
     assert run.batches_unvisited == 0
     check_nothing_lost(run, train)
