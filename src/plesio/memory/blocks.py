@@ -12,9 +12,10 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 | master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
+| where the server survives | all that it keeps twice, and 1 W; under look-ahead 1 W more in the ring |
 
-With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from the
-other's.
+With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from
+the other's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MEANS = 2
 
 class Blocks:
     """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
-    `ranks`: of how many processes each is.
+    `ranks`: of how many processes each is; `survives`: a process that takes over goes on with it.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -66,6 +67,7 @@ class Blocks:
         holds: bool = False,
         servers: int = 1,
         ranks: int = 1,
+        survives: bool = False,
     ) -> None:
         self.phases = phases = strategy.phases
         self.workers = workers
@@ -94,13 +96,16 @@ class Blocks:
         """The state that the user's optimizer brings."""
         carried = len(self.carried.keys) if self.carried is not None else 0
         read = max(most_read(one, seats) for one in phases) + evaluates
-        buffers = max(read + 2, 1 + carried) if self.folds else 1
+        # the version before, the next one, and what is shown of it
+        beside = survives and any(one.adopt.looks_ahead for one in phases)
+        buffers = max(read + 2 + beside, 1 + carried) if self.folds else 1
         blocks = 2 * buffers if any(one.adopt.codec is not None for one in phases) else buffers
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
         copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, self._specs, strict=True)]
         kept = sum(sorted(copies)[-2:]) if self.folds else 0
+        kept = 2 * kept + 1 if survives else kept
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"

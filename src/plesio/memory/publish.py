@@ -31,6 +31,8 @@ class Versions:
         self.buffers = tuple(buffers)
         self._late = late
         self.current = 0
+        self.lasting: int | None = None
+        """The buffer that is to stay as it is, though no longer current."""
         self._pinned: dict[int, int] = {}
         self._left: dict[int, int] = {}  # the old buffer of a cancelled reader, which may still read it
         self._readers = [0] * len(self.buffers)
@@ -93,10 +95,10 @@ class Versions:
         """The version that its last contribution was computed from."""
         return self.buffers[self._left.get(reader, self._pinned[reader])]
 
-    def spare(self) -> int:
-        """A buffer that is neither pinned nor current."""
+    def spare(self, taken: int | None = None) -> int:
+        """A buffer that is neither pinned nor current, nor `taken`."""
         for index, readers in enumerate(self._readers):
-            if readers == 0 and index != self.current:
+            if readers == 0 and index not in (self.current, self.lasting, taken):
                 return index
         raise AssertionError("the ring has two buffers more than it has readers")
 
@@ -112,16 +114,23 @@ class Publisher:
     """Shows the current version itself. Where a round has everybody who reads it, and `in_place` allows, the next one is written
     there: a fifth faster."""
 
+    writes = False
+    """Whether what is shown is not the current version itself, which changes in place, but made of it."""
+
     def __init__(self, versions: Versions, tables: Tables | None, in_place: bool = False) -> None:
         self.versions = versions
         self._tables = tables
-        self._in_place = in_place
+        self.in_place = in_place
 
     def next(self, fold: Fold, step: Step) -> int:
         """The buffer that the next version goes into."""
-        if self._in_place and step.one_pass and self.versions.readers <= {one.worker for one in fold.members}:
+        if self.in_place and step.one_pass and self.versions.readers <= {one.worker for one in fold.members}:
             return self.versions.current
         return self.versions.spare()
+
+    def _next_in_place(self) -> int:
+        """The current buffer, unless it is to stay as it is."""
+        return self.versions.current if self.versions.current != self.versions.lasting else self.versions.spare()
 
     def made(self, index: int) -> None:
         """The next version is there."""
@@ -138,10 +147,18 @@ class Publisher:
             self._tables.read(reader)
         return self.versions.current
 
+    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
+        """Buffer `index` was made for `reader` to take this part from: pin it."""
+        raise AssertionError("what is shown is the version itself")
+
     def whole(self, reader: int) -> int:
         """Pin a buffer with the global parameters as they are; its index."""
         self.versions.pin(reader, self.versions.current)
         return self.versions.current
+
+    def pinned_whole(self, reader: int, index: int) -> None:
+        """Buffer `index` was made for `reader` with them: pin it."""
+        raise AssertionError("what is shown is the version itself")
 
     def forget(self, reader: int) -> None:
         """It reads nothing any more."""

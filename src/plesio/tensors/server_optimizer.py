@@ -54,11 +54,13 @@ class ServerOptimizer:
         """Of which class each group's optimizer is."""
         self._arena = arena
         self._new_arena = new_arena
-        self._state_arenas: dict[str, Arena] = {}
+        self.state_arenas: dict[str, Arena] = {}
+        """Where the tensors of its state lie, by key."""
         self.swapped: list[str | None] = [None] * len(given)
         """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
+        self._beside: Sequence[tuple[Arena, Arena]] = ()
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
@@ -211,6 +213,8 @@ class ServerOptimizer:
         for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
             if lacking[position]:
                 self.leave(position, target, current)
+                for one, other in self._beside:
+                    self.select(other)[position].copy_(self.select(one)[position])
                 gaps.append(None)
                 continue
             came = [self.select(slot)[position] for slot in slots]
@@ -325,11 +329,18 @@ class ServerOptimizer:
         group, at = self.group_of(position), self._group_of[position]
         state = self.optimizer.state[self.parameters[position]]
         if not state:
-            begin(self.kinds[at], state)
-            for key in moments(group):
-                state[key] = self._new_state(position, key, own).zero_()
+            for key in self._begin_moments(position, own):
+                state[key].zero_()
         count(state, group)
         return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self.large)
+
+    def _begin_moments(self, position: int, own: torch.Tensor | None = None) -> tuple[str, ...]:
+        """Begin Adam's state, with moments as they lie there; the keys of these."""
+        state, keys = self.optimizer.state[self.parameters[position]], moments(self.group_of(position))
+        begin(self.kinds[self._group_of[position]], state)
+        for key in keys:
+            state[key] = self._new_state(position, key, own)
+        return keys
 
     def numbers_of(self, position: int) -> Numbers:
         """Adam's, of the last step, at the full learning rate."""
@@ -352,9 +363,40 @@ class ServerOptimizer:
                         state[key] = home.copy_(value)
 
     def _home(self, key: str) -> list[torch.Tensor]:
-        if key not in self._state_arenas:
-            self._state_arenas[key] = self._new_arena()
-        return self.select(self._state_arenas[key])
+        if key not in self.state_arenas:
+            self.state_arenas[key] = self._new_arena()
+        return self.select(self.state_arenas[key])
+
+    def can_write_beside(self, absent: int) -> bool:
+        """Whether a step that lacks these writes all of its state."""
+        return self.in_one_pass(absent) and all(group.get("momentum", True) for group in self.groups)
+
+    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
+        """The next pass writes what it changes of each first one into the second."""
+        assert self._pass is not None, "in_one_pass was asked"
+        self._beside = arenas
+        both = (pair for one, other in arenas for pair in zip(self.select(one), self.select(other), strict=True))
+        self._pass.beside = {one.data_ptr(): other.data_ptr() for one, other in both}
+
+    def swap(self, others: Mapping[int, Arena]) -> None:
+        """What lay in arenas with these identities lies in the others from now on."""
+        self._beside = ()
+        if self._pass is not None:
+            self._pass.beside = {}
+        for key, arena in list(self.state_arenas.items()):
+            if id(arena) not in others:
+                continue
+            self.state_arenas[key] = others[id(arena)]
+            for position, tensor in enumerate(self._home(key)):
+                state = self.state_of(position)
+                if key in state and key != self.swapped_of(position):
+                    state[key] = tensor
+
+    def make_room(self, keys: Sequence[str]) -> None:
+        """For the state of these keys, of which look-ahead swaps none."""
+        for key in keys:
+            if key not in self.swapped:
+                self._home(key)
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""

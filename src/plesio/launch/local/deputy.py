@@ -35,7 +35,7 @@ from plesio.protocol.payloads import Payloads, cut, payloads_of
 from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
-from plesio.transport.doorbell import ANSWER_LAYOUT, PLACE, decode_answer
+from plesio.transport.doorbell import PLACE, AnswerReader, decode_answer
 from plesio.transport.held import Held
 from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
@@ -62,7 +62,7 @@ class Deputy(StandIn):
         self._worker = worker
         self._seats = job.config.seats
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
-        self._push, self._answer = line[1:3]
+        self._push, self._answers = line[1], AnswerReader(line[2])
         self._ties = Ties(0, line[3:])
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
@@ -70,7 +70,7 @@ class Deputy(StandIn):
         self._held: Held | None = None
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
-        self._listen(self._answer, self._from_answer)
+        self._listen(line[2], self._from_answer)
         self._hear |= {
             FrameKind.CHANNEL: self._to_server,
             FrameKind.DOORBELL: self._to_doorbell,
@@ -154,7 +154,9 @@ class Deputy(StandIn):
     # From the others
 
     def _from_server(self) -> None:
-        message, descriptors = self._server.receive(LEASE_S)
+        if (heard := self._server.hear(LEASE_S)) is None:
+            return
+        message, descriptors = heard
         if isinstance(message, messages.Welcome | messages.Refused):
             self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
@@ -194,10 +196,11 @@ class Deputy(StandIn):
         self._slot = parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
-        data = os.read(self._answer, ANSWER_LAYOUT.size)
-        if len(data) < ANSWER_LAYOUT.size:
+        if (read := self._answers.read()) is None:
+            return
+        self._shown_at, body = read
+        if not body:
             raise ChannelClosedError("the server")
-        self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
         if self._held is not None and (isinstance(answer, messages.Beginning) or answer.phase != self._payloads.phase):
@@ -207,7 +210,7 @@ class Deputy(StandIn):
         payload = cut(shown.read, self._payloads.spans(answer))
         if answer.phase != self._payloads.phase:
             self._payloads = self._payloads.turned_to(answer.phase)
-        self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
+        self._session.send(FrameKind.ANSWER, PLACE.pack(self._shown_at) + body, payload)
 
     def _send_state(self, held: Held) -> None:
         """What the worker's optimizer goes on with, if that is left for it."""
