@@ -100,9 +100,7 @@ def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults:
 
 def timed_workers(cluster: Cluster, strategy: Strategy, seed: int) -> list[TimedWorker]:
     away = zip(cluster.timetables(seed), cluster.away, strict=True)
-    return [
-        TimedWorker(one, strategy.every, goes_on=strategy.goes_on(far), phases=strategy.phases) for one, far in away
-    ]
+    return [TimedWorker(one, strategy, goes_on=strategy.goes_on(far)) for one, far in away]
 
 
 def simulate(
@@ -696,7 +694,7 @@ def test_remaining_workers_are_told_of_the_end() -> None:
             self.ended += 1
 
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=2.5)])
-    told = [Told(one, async_sgd().every) for one in cluster.timetables(0)]
+    told = [Told(one, async_sgd()) for one in cluster.timetables(0)]
     VirtualRun(async_sgd(), cluster, told, limits={"seconds": 5.0}).run()
     assert [one.ended for one in told] == [1, 1]
 

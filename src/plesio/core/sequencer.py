@@ -71,25 +71,18 @@ class Sequencer:
         workers: how many the run was asked to have; learning rates are shared among that many, until it is `Scaled`.
         leases: the data to give out; None if the workers bring their own.
         silence_s: how long a worker may be silent while others wait for it.
-        phase: which one of the strategy's it begins in.
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        workers: int,
-        leases: DataLeases | None = None,
-        silence_s: float = 300.0,
-        phase: int = 0,
-        version: int = 0,
+        self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
     ) -> None:
         self.workers = workers
-        self.version = version
+        self.version = 0
         self.members = Membership(silence_s)
         self.leases = leases or DataLeases(workers, stealing=False)
         self.stealing = self.leases.stealing
         """Whether fast workers take more of the data in phases that are not in lock step."""
-        self.phases = Phases(strategy, phase, version)
+        self.phases = Phases(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self._effects: list[Effect] = []
@@ -142,8 +135,11 @@ class Sequencer:
         """
         leases = DataLeases.restore(state.leases, workers, stealing)
         leases.may_change = strategy.every.by_client
-        sequencer = cls(strategy, workers, leases, silence_s, state.phase, state.version)
+        sequencer = cls(strategy, workers, leases, silence_s)
+        sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
+        sequencer.phases = Phases(strategy, state.phase, state.version)
+        sequencer._begin(sequencer.phases.strategy)
         return sequencer
 
     @property
@@ -397,7 +393,7 @@ class Sequencer:
             self.version += 1
             self._effects.append(self._folds.of(self.version, counting))
             if self.version >= self.phases.due_at:
-                self.phases.made(self.version, self._now_s)
+                self.phases.due(self.version, self._now_s)
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -424,6 +420,7 @@ class Sequencer:
         """Every member waits: fold what is pending as it is, and have all go on in the next phase."""
         if self._pending:
             self._fold()
+        assert not self._pending and self.members.waiting == len(self.members.seats), "promise 8: the run is drained"
         was, waited_s = self.phases.now, self.phases.begin(self._now_s)
         self._begin(self.phases.strategy)
         self.members.begin_anew(self.version)
@@ -433,7 +430,7 @@ class Sequencer:
             self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
-        if self.phases.following is not None:
+        if self.phases.following is not None:  # with the next phase
             return
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         if seat.rows_wanted:

@@ -31,7 +31,7 @@ class Phases:
     >>> one = Phases(phases(sync_sgd(), (100, async_sgd())))
     >>> one.due_at, one.strategy.name, one.following
     (100, 'sync_sgd', None)
-    >>> one.made(100, now_s=5.0); one.following
+    >>> one.due(100, now_s=5.0); one.following
     1
     >>> round(one.begin(now_s=5.2), 3), one.strategy.name, one.due_at
     (0.2, 'async_sgd', inf)
@@ -49,11 +49,10 @@ class Phases:
         """The one whose rules hold."""
         return self.whole.phases[self.now]
 
-    def made(self, version: int, now_s: float) -> None:
-        """There is this version; a phase that begins with it is due."""
-        if version >= self.due_at:
-            self.due_at = self.whole.next_phase_at(version)
-            self.ask(self.whole.phase_at(version), now_s)
+    def due(self, version: int, now_s: float) -> None:
+        """There is the version at which another phase begins."""
+        self.due_at = self.whole.next_phase_at(version)
+        self.ask(self.whole.phase_at(version), now_s)
 
     def ask(self, phase: int, now_s: float) -> None:
         """The run is to go over to `phase`; if it is drained already, to this one instead."""

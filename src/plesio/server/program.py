@@ -215,6 +215,8 @@ class Program:
             )
         self._why = why
         self.receive(events.Switched(phase), now_s)
+        if self.sequencer.phases.following is None:
+            self._why = ""
 
     def close_memory(self) -> None:
         self.begun = False
@@ -483,11 +485,12 @@ class Program:
             self.memory.do(switch)
         except PlesioError as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
+            return
         self._enter(switch.phase)
         what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
-        why, self._why = (f": {self._why}" if self._why else ""), ""
-        dropped = f"; {self.memory.dropped}" if self.memory.dropped else ""
+        why, dropped = self._why and f": {self._why}", self.memory.dropped and f"; {self.memory.dropped}"
         self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
+        self._why = ""
 
     def _serve(self, serve: events.Serve) -> None:
         self.memory.do(serve)

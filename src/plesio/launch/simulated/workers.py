@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -10,18 +9,8 @@ from math import inf
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.launch.one_process.greenlets import Ask
-from plesio.protocol.worker import (
-    Aside,
-    Beginning,
-    Contribution,
-    GoOn,
-    LeaseReply,
-    LeaseRequest,
-    RowsRequest,
-    RowsServed,
-)
+from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every
 from plesio.transport.doorbell import Located
 
 Request = Contribution | LeaseRequest | RowsRequest | Ask | None  # None: its training function returned
@@ -84,21 +73,12 @@ class Process:
 
 
 class TimedWorker(Participant):
-    """Takes local steps, of one sample, as long as `every` lets it go alone, then pushes; until its `last` step. One that
-    `goes_on` while its answer travels looks after each step whether that has come. `phases`: under which strategies it does so,
-    where these change."""
+    """Takes local steps, of one sample, as long as `strategy` lets it go alone, then pushes; until its `last` step. One that
+    `goes_on` while its answer travels looks after each step whether that has come."""
 
-    def __init__(
-        self,
-        timetable: Timetable,
-        every: Every,
-        last: float = inf,
-        goes_on: bool = False,
-        phases: Sequence[Strategy] = (),
-    ) -> None:
+    def __init__(self, timetable: Timetable, strategy: Strategy, last: float = inf, goes_on: bool = False) -> None:
         self._step_s = timetable.step_s
-        self._due, self._after = every.due, every.after
-        self._phases = phases
+        self._phases, self._after = strategy.phases, strategy.every.after
         self._last = last
         self._goes_on = goes_on
         self._done = self._latest = 0  # steps, and those of them sent last
@@ -119,9 +99,7 @@ class TimedWorker(Participant):
                 return now_s, Ask.TAKE
         else:
             assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
-            assert isinstance(told.answer, GoOn | Beginning), "it was granted"
-            if self._phases:
-                self._due = self._phases[told.answer.phase].every.due
+            self._due = self._phases[told.answer.phase].every.due
             self._hear(answer, now_s)
         return self._work(now_s)
 
