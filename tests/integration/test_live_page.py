@@ -123,14 +123,17 @@ import time
 import plesio as ps
 from integration.test_live_page import train
 if __name__ == "__main__":
-    run = ps.run(train, ps.bounded_staleness(2), workers=2, pace=0.02, watch=True, runs={runs!r}, seed=1,
+    plan = ps.phases(ps.bounded_staleness(2), ps.local_sgd(4), ps.sync_sgd())
+    run = ps.run(train, plan, workers=2, pace=0.02, watch=True, runs={runs!r}, seed=1,
                  checkpoint=ps.Checkpoint(every_s=600), until=ps.Until(seconds=60))
     print(run.ended)
 """
 
 
 @needs_browser
-def test_a_run_under_way_is_shown_keeps_a_checkpoint_and_stops_when_asked(tab: Browser, tmp_path: Path) -> None:
+def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_asked(
+    tab: Browser, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(runs=str(tmp_path / "runs")))
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -149,6 +152,12 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_and_stops_when_asked(tab: B
         until(tab, lambda: tab.run("page.charts[0].data[0].length") > first)
         tab.run("document.querySelector('#checkpoint-0').click()")
         until(tab, lambda: "a checkpoint is being written" in tab.run("document.body.innerText"))
+        assert tab.run("document.querySelector('#switch-0-0').disabled")
+        tab.run("document.querySelector('#switch-0-1').click()")
+        until(tab, lambda: "(every 4 steps) at version" in tab.run("document.body.innerText"))
+        until(tab, lambda: tab.run("document.querySelector('#switch-0-1').disabled"))
+        if "PLESIO_PICTURE" in os.environ:
+            Path(os.environ["PLESIO_PICTURE"]).write_bytes(tab.picture())
         tab.run("window.confirm = () => true; document.querySelector('#stop-0').click()")
         out, _ = process.communicate(timeout=60)
         assert out.strip() == "stopped from the live page"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -407,3 +408,33 @@ def test_a_federated_run_goes_on_with_more_or_fewer_clients_a_round(
     run = simulated(partial(federated, per_round=per_round), now, tmp_path, 3, resume=first.folder)
     assert 4 * per_round * (12 - rounds - 1) <= run.samples <= 4 * per_round * (12 - rounds)
     assert run.batches_unvisited == 0
+
+
+# Phases
+
+
+def test_the_same_plan_is_no_change_and_another_one_is(tmp_path: Path) -> None:
+    """Of another plan the phase counts that it has at the version of the checkpoint."""
+    plan = ps.phases(ps.sync_sgd(), (1000, ps.async_sgd()))
+    first = stopped(counting, plan, tmp_path)
+    same = simulated(counting, plan, tmp_path, resume=first)
+    assert [what.split(" from ")[0] for what in said(same)] == ["resumed at version 4"]
+    assert ps.replay(same.folder, counting).identical
+    other = simulated(counting, ps.phases(ps.first_of(2), (2, ps.sync_sgd())), tmp_path, resume=first)
+    assert said(other)[1] == (
+        "resumed under phases(first_of(2), 2: sync_sgd), was under phases(sync_sgd, 1000: async_sgd)"
+    )
+    assert torch.equal(other.state_dict["weight"], same.state_dict["weight"])
+    plain = simulated(counting, ps.sync_sgd(), tmp_path, resume=first)
+    assert said(plain)[1] == "resumed under sync_sgd, was under phases(sync_sgd, 1000: async_sgd)"
+    assert torch.equal(plain.state_dict["weight"], same.state_dict["weight"])
+
+
+def test_a_run_goes_on_in_the_phase_of_its_checkpoint(tmp_path: Path) -> None:
+    plan = ps.phases(ps.sync_sgd(), (1000, ps.async_sgd()), ps.local_sgd(2))
+    manifest = latest(stopped(counting, plan, tmp_path)).manifest
+    asked_for = replace(manifest, order=replace(manifest.order, phase=2))
+    assert (manifest.under, manifest.phase_of(plan)) == (ps.sync_sgd(), 0)
+    assert (asked_for.under.name, asked_for.phase_of(plan)) == ("local_sgd(every 2 steps)", 2)
+    assert asked_for.phase_of(ps.phases(ps.async_sgd(), (1, ps.sync_sgd()), (9, ps.async_sgd()))) == 1
+    assert asked_for.phase_of(ps.sync_sgd()) == 0

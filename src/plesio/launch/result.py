@@ -106,10 +106,8 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
     if final is None or (outcome.interrupted and final.model is None and not outcome.state_dict):
         return None
     summary = _summary(config, outcome, final)
-    shares = (
-        config.data == "leases" and not config.strategy.plan
-    )  # shards cannot be taken over; phases are several strategies
-    if shares and not outcome.interrupted:  # after Ctrl-C nobody waits
+    # Shards cannot be taken over, phases are several strategies, and after Ctrl-C nobody waits.
+    if config.data == "leases" and not (config.strategy.plan or outcome.interrupted):
         summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or advised)
     outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
     if folder is not None:

@@ -177,6 +177,6 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
         "target": config.until.target,
         "keeps": bool(job.keeping.folder),
         "phases": phase_names(config.strategy),
-        "notes": on_staleness(config.strategy.recipe),
+        "notes": on_staleness(config.strategy.name),
         "context": in_rows(document),
     }

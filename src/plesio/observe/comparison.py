@@ -72,9 +72,9 @@ def _between(spread: tuple[float, float] | None) -> str:
     return f" ({spread[0]:.2f}-{spread[1]:.2f})" if spread[1] < inf else f" (from {spread[0]:.2f})"
 
 
-def on_staleness(recipe: str) -> list[str]:
-    """Why staleness is above what a strategy bounds."""
-    if recipe != "bounded_staleness":
+def on_staleness(strategy: str) -> list[str]:
+    """Why staleness is above what a strategy of this name, or a phase of it, bounds."""
+    if "bounded_staleness" not in strategy:
         return []
     return [
         "Staleness counts versions, which all workers make; bounded_staleness(s) bounds by how many steps a worker is ahead."

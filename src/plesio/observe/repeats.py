@@ -86,4 +86,4 @@ def notes(summaries: Sequence[Summary], target: Target | None, metric: str | Non
         words = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(starts), max(starts))))
         each = "each run" if len(starts) > 1 else "the run"
         found.append(f"Times are of training alone. Before it, {each} took {words} s to start.")
-    return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.recipe))]
+    return [*found, *dict.fromkeys(note for one in summaries for note in on_staleness(one.strategy))]

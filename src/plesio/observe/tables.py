@@ -99,7 +99,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
     notes += in_lines(summary.rows)
     notes += slow_server(summary.row_servers, sum(one.there_s for one in summary.workers))
-    notes += on_staleness(summary.recipe) if summary.staleness.max else []
+    notes += on_staleness(summary.strategy) if summary.staleness.max else []
     notes += losses(summary)
     notes += of_clients(summary)
     notes += [f"{one.time_s:.2f} s: {one.what}" for one in summary.incidents[:10]]

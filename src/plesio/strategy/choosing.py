@@ -1,4 +1,4 @@
-"""How a run chooses among the phases of its strategy (`plesio.auto`)."""
+"""How a run chooses among the phases of its strategy."""
 
 from __future__ import annotations
 
@@ -8,24 +8,12 @@ from typing import Annotated
 
 from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, allowed_by_field
-from plesio.strategy.measured import HELD, how_near, reached
+from plesio.strategy.measured import how_near, is_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choosing:
-    """The rules.
-
-    Args:
-        every_s: how often to forecast, from what workers did since the last time.
-        apart_s: how long to stay with a choice at least.
-        better: how many times as fast a looser strategy has to be.
-        close: how many times as fast as another the fastest may be, for that to be as good.
-        in_a_row: how many forecasts have to agree.
-        measured_only: leave out what docs/convergence.md does not hold to be within 1% of `sync_sgd` with so many workers.
-
-    Raises:
-        StrategyError: a number that cannot be.
-    """
+    """The rules, as `plesio.auto` explains them."""
 
     every_s: Annotated[float, POSITIVE] = 30.0
     apart_s: Annotated[float, NUMBER] = 60.0
@@ -45,16 +33,8 @@ class Choosing:
 
     def left_out(self, phases: Sequence[str], workers: int) -> Mapping[int, str]:
         """The phases, by their names, that a run with so many workers does not choose from, and why."""
-        if not self.measured_only:
-            return {}
-        found = {place: reached(name, workers) for place, name in enumerate(phases)}
-        return {place: how_near(phases[place], workers) for place, one in found.items() if one is None or one[0] < HELD}
-
-    def check_workers(self, name: str, phases: Sequence[str], workers: int) -> None:
-        """Raise `StrategyError` where there is nothing to choose from with so many workers."""
-        out = self.left_out(phases, workers)
-        if 0 in out or len(phases) - len(out) < 2:
-            raise StrategyError(f"{name}: {self.in_words(phases, workers)}; measured_only=False chooses from all")
+        held = [is_held(name, workers) or not self.measured_only for name in phases]
+        return {place: how_near(name, workers) for place, name in enumerate(phases) if not held[place]}
 
     def in_words(self, phases: Sequence[str], workers: int) -> str:
         """What a run with so many workers chooses from."""
@@ -62,3 +42,9 @@ class Choosing:
         taken = ", ".join(name for place, name in enumerate(phases) if place not in out) or "nothing"
         why = "".join(f"; not {phases[place]}: {reason}" for place, reason in out.items())
         return f"the run chooses from {taken}{why}{' (docs/convergence.md)' if out else ''}"
+
+    def check_workers(self, name: str, phases: Sequence[str], workers: int) -> None:
+        """Raise `StrategyError` where there is nothing to choose from, or not what the run begins with."""
+        out = self.left_out(phases, workers)
+        if 0 in out or len(phases) - len(out) < 2:
+            raise StrategyError(f"{name}: {self.in_words(phases, workers)}; measured_only=False chooses from all")

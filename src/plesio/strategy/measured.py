@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 HELD = 0.99
-"""Strategies that reach so much of the accuracy of `sync_sgd` are as good."""
+"""What reaches so much of the accuracy of `sync_sgd` is as good."""
 REFERENCE = "sync_sgd"
 REACHED: Mapping[str, Mapping[int, float]] = {
     "async_sgd": {4: 0.9995, 8: 1.0005, 16: 0.9997},
@@ -39,13 +39,18 @@ def reached(strategy: str, workers: int) -> tuple[float, int] | None:
     return (known[number], number) if number else None
 
 
-def how_near(strategy: str, workers: int) -> str:
-    """The same in words.
-
-    >>> how_near("async_sgd", 2), how_near("rennala(k=3)", 2)
-    ('it reached 99.9% of the accuracy of sync_sgd with 4 workers', 'nobody has measured it with 2 workers or more')
-    """
+def is_held(strategy: str, workers: int) -> bool:
+    """Whether it is as good as `sync_sgd` with so many workers, as far as anybody has measured."""
     found = reached(strategy, workers)
-    if found is None:
+    return found is not None and found[0] >= HELD
+
+
+def how_near(strategy: str, workers: int) -> str:
+    """What it reached, in words.
+
+    >>> how_near("async_sgd", 2)
+    'it reached 100.0% of the accuracy of sync_sgd with 4 workers'
+    """
+    if (found := reached(strategy, workers)) is None:
         return f"nobody has measured it with {workers} workers or more"
     return f"it reached {100 * found[0]:.1f}% of the accuracy of sync_sgd with {found[1]} workers"

@@ -109,7 +109,8 @@ class Automatic:
         wanted = self._chooser.hear(now_s, lately.phase, [found.get(name) for name in names])
         if wanted is None:
             return None
-        return wanted, f"it makes {_gain(lately, found[names[wanted]], found[present.name])}"
+        tighter = ", and is tighter" if wanted < lately.phase else ""
+        return wanted, f"it makes {_gain(lately, found[names[wanted]], found[present.name])}{tighter}"
 
 
 def choose_in(run: VirtualRun, strategy: Strategy) -> None:

@@ -160,7 +160,7 @@ function buttons(shown) {
       onclick: () => ask(name, `switch-${place}`)}, `Switch to ${phase}`))));
 }
 
-const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), " ", run.advice));
+const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), ": ", run.advice));
 
 async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;

@@ -45,7 +45,7 @@ def auto(
     Raises:
         StrategyError: fewer than two strategies, one that cannot be a phase (`phases`), or numbers that cannot be.
 
-    >>> auto([sync_sgd(), bounded_staleness(4), async_sgd()]).name
+    >>> ps.auto([ps.sync_sgd(), ps.bounded_staleness(4), ps.async_sgd()]).name
     'auto(sync_sgd, bounded_staleness(4), async_sgd)'
     """
     rules = Choosing(

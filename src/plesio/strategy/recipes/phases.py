@@ -28,7 +28,7 @@ def phases(first: Strategy, *later: Strategy | tuple[int, Strategy]) -> Strategy
         StrategyError: a version that is not above the one before; or a strategy that cannot be a phase: one without a server,
             with clients or privacy, whose workers go on while answers travel, or which has phases itself.
 
-    >>> plan = phases(sync_sgd(), (1000, local_sgd(16)), async_sgd())
+    >>> plan = ps.phases(ps.sync_sgd(), (1000, ps.local_sgd(16)), ps.async_sgd())
     >>> plan.name, plan.phase_at(999), plan.phase_at(1000)
     ('phases(sync_sgd, 1000: local_sgd(every 16 steps), async_sgd)', 0, 1)
     """
