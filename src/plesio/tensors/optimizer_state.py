@@ -76,10 +76,14 @@ class StatefulOptimizer(ServerOptimizer):
                 self.optimizer.state[parameter] = state
 
     def numbers(self) -> Any:
-        """What its steps change beside the tensors of its state, as plain values: quickly, for each fold is told that."""
+        """What its steps change beside the tensors of its state, as plain values: quickly, for it is asked at each fold. By
+        position, what is counted there, if there is a state. Of SGD, which counts nothing, how many positions have one."""
         if not self._directly:
             return self.kept().numbers
-        states = map(self.state_of, range(len(self.parameters)))
+        ats = self._at or self.at()
+        if self._at is not None and self._counts_nothing:
+            return len(ats)
+        states = [at.state for at in ats]
         return [[float(state[key]) for key in COUNTS if key in state] if state else None for state in states]
 
     def take(self, numbers: Any) -> None:
@@ -89,9 +93,10 @@ class StatefulOptimizer(ServerOptimizer):
         if not self._directly:
             self._restore(numbers)
             return
-        if len(numbers) > len(self.parameters):
+        counts = numbers if isinstance(numbers, list) else [[]] * numbers
+        if len(counts) > len(self.parameters):
             self.split()
-        for position, counted in enumerate(numbers):
+        for position, counted in enumerate(counts):
             if counted is None:
                 continue
             if self.kinds[self._group_of[position]] is SGD:

@@ -128,6 +128,7 @@ class ServerOptimizer:
             ]
         self._set_at: tuple[Sequence[float], float] = ((), 0.0)
         self._directly = self._flat and all(map(_directly, self.kinds, groups))
+        self._counts_nothing = all(kind is optim.SGD for kind in self.kinds)
         self._decay = [
             issubclass(kind, NORMALISING) and decouples(one) for kind, one in zip(self.kinds, groups, strict=True)
         ]
@@ -366,6 +367,11 @@ class ServerOptimizer:
         if key not in self.state_arenas:
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
+
+    @property
+    def passes(self) -> bool:
+        """Whether it may step in passes over memory."""
+        return self._pass is not None
 
     def can_write_beside(self, absent: int) -> bool:
         """Whether a step that lacks these writes all of its state."""
