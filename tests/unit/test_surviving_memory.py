@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import plesio
 from plesio.core.events import Effect, Event, Fold, Forget, Grant, Hold, Joined, Left, Pushed, Scaled, Share, Show
@@ -267,6 +267,7 @@ CASES = {
     "NAdam": Case(PLAIN, partial(NAdam, lr=0.01)),
     "RMSprop": Case(PLAIN, partial(RMSprop, lr=0.01, momentum=0.9)),
     "Adagrad": Case(PLAIN, partial(Adagrad, lr=0.1)),
+    "Adafactor": Case(PLAIN, partial(Adafactor, lr=0.01)),
     "unknown": Case(PLAIN, partial(Yogi, lr=0.01)),
     "look-ahead, SGD": Case(DANA),
     "look-ahead, dampened": Case(DANA, partial(SGD, lr=0.1, momentum=0.9, dampening=0.1)),

@@ -147,7 +147,7 @@ class Machine(Memory):
         if self._log is None:
             return Folder
         specs, layout, new_arena = self.blocks.specs, self.blocks.state_layout, self.blocks.new_arenas()
-        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout) if specs else ())
+        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout, small=True) if specs else ())
 
     def _threads(self) -> int:
         """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
-from plesio.tensors.carrying import Carried, Held, Kept, from_plain, plain
+from plesio.tensors.carrying import Carried, Held, Kept, from_plain, is_small, plain
 from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
 from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.several import parts_of
@@ -70,6 +70,11 @@ class StatefulOptimizer(ServerOptimizer):
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
+            if self._all_in_arenas:
+                small = {
+                    key: value for key, value in state.items() if is_small(value) and key in numbers["rest"][position]
+                }
+                state.update({key: self._small_home(position, key, value) for key, value in small.items()})
             if swapped[position]:
                 state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
             if state:
