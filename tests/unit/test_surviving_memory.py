@@ -27,6 +27,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
+from plesio.memory.surviving import Surviving
 from plesio.protocol.worker import Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
@@ -170,14 +171,14 @@ def moving(arena: Arena) -> bytes:
     return b"".join(bytes(arena.memory[start:end].numpy()) for start, end in arena.layout.stretches(()))
 
 
-def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
-    """How many lines of the memory `do` runs through; SIGKILL before the one after `most`."""
+def lines_of(do: Callable[[], None], most: int = 1 << 60, where: Sequence[str] = TRACED) -> int:
+    """How many lines of these files `do` runs through; SIGKILL before the one after `most`."""
     ran = 0
 
     def traced(frame: FrameType, what: str, _: Any) -> Any:
         nonlocal ran
         if what == "call":
-            return traced if any(frame.f_code.co_filename.startswith(room) for room in TRACED) else None
+            return traced if any(frame.f_code.co_filename.startswith(room) for room in where) else None
         ran += what == "line"
         if ran > most:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -191,27 +192,27 @@ def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
     return ran
 
 
-def planned(case: Case, acts: int, seed: int) -> tuple[list[Act], list[Any], int]:
+def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> tuple[list[Act], list[Any], int]:
     """What happens, what comes of it where nobody dies, and about how many lines an act takes."""
     server, plain, rng, plan = Server(case, RecoveryLog()), Server(case), random.Random(seed), list[Act]()
     lines = 0
     for place in range(acts):
         act = Act(*rng.choice(server.possible()), 100 + place)
         plan.append(act)
-        lines += lines_of(partial(server.act, act))
+        lines += lines_of(partial(server.act, act), where=where)
         plain.act(act)
     stands = server.stands()
     assert stands[:3] == plain.stands()[:3]
     return plan, stands, lines // acts
 
 
-def killed(server: Server, plan: Sequence[Act], most: int) -> None:
+def killed(server: Server, plan: Sequence[Act], most: int, where: Sequence[str]) -> None:
     """Another process goes on with the plan, and dies after so many lines, or at its end."""
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         return
     try:
-        lines_of(partial(run_through, server, plan), most)
+        lines_of(partial(run_through, server, plan), most, where)
         os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os._exit(1)
@@ -227,14 +228,16 @@ def run_through(server: Server, plan: Sequence[Act]) -> None:
             pass
 
 
-def survived(case: Case, plan: Sequence[Act], per_act: int, seed: int) -> tuple[list[Any], int]:
+def survived(
+    case: Case, plan: Sequence[Act], per_act: int, seed: int, where: Sequence[str] = TRACED
+) -> tuple[list[Any], int]:
     """What comes of the plan where servers die one after the other; how many died."""
     log, rng, deaths = RecoveryLog(), random.Random(seed), 0
     server = Server(case, log)
     while plan:
         log.begin()
         log.counts()
-        killed(server, plan, rng.randrange(1, 4 * per_act))
+        killed(server, plan, rng.randrange(1, 4 * per_act), where)
         deaths += 1
         log.recover()
         done = 0
@@ -303,3 +306,50 @@ def test_goes_on_to_the_bit(name: str) -> None:
     found, deaths = survived(case, plan, per_act, 1)
     assert deaths > 5
     assert found == stands
+
+
+# Planted bugs
+
+
+def acknowledged_first(self: Surviving, do: Callable[..., None], *about: Any) -> int | None:
+    """An effect is in the log before it is done."""
+    if self._log.recovering:
+        return FAITHFUL(self, do, *about)
+    self._done += 1
+    self._catch_up()
+    self._log.once(self._numbers)
+    do(*about)
+    return None
+
+
+FAITHFUL = Surviving._through
+KEEP = Surviving._keep
+
+
+def begun_first(self: Surviving, arenas: Sequence[Arena]) -> None:
+    """The word says that the copy is whole before it is."""
+    if arenas and self._begun[0] != self._done:
+        self._begun[0] = self._done
+        for one in arenas:
+            self._other[id(one)].copy_from(one)
+    else:
+        KEEP(self, arenas)
+
+
+def nothing_kept(self: Surviving, arenas: Sequence[Arena]) -> None:
+    """An effect changes the only copy."""
+
+
+PLANTED = {
+    "acknowledged first": ("_through", acknowledged_first),
+    "begun first": ("_keep", begun_first),
+    "nothing kept": ("_keep", nothing_kept),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, where = Case(DANA), [*TRACED[:1], str(Path(__file__))]
+    plan, stands, per_act = planned(case, 30, 0, where)
+    monkeypatch.setattr(Surviving, *PLANTED[name])
+    assert any(survived(case, plan, per_act, seed, where)[0] != stands for seed in range(20))
