@@ -83,7 +83,7 @@ class Server:
         self.numbers = [0] * SEATS
         self.incarnations = [0] * SEATS
         self.free: set[int] = set()
-        self.sums: list[int] = []
+        self.sums: list[Any] = []
         codec = case.strategy.send.codec
         self.packing = Packing(self.blocks.layout, codec) if codec is not None else None
         for worker in range(WORKERS):
@@ -99,7 +99,7 @@ class Server:
         usual = [("push", worker) for worker in self.free] * 12
         joins = [("join", worker) for worker in gone if not self.sequencer.holds_slot_of(worker)] * 4
         leaves = [("leave", worker) for worker in members] if len(members) > 1 else []
-        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2))]
+        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2)), ("look", 0)]
 
     def act(self, act: Act) -> None:
         worker, now_s = act.worker, float(act.seed)
@@ -107,6 +107,7 @@ class Server:
             self.numbers[worker] += 1
             self.free.discard(worker)
             self.once(partial(self.write, act))
+            self.machine.came(worker, self.numbers[worker], self.sequencer.version)
             self.machine.told(worker, self.contribution(act))
             event: Event = Pushed(worker, self.incarnations[worker], self.numbers[worker], 1, 32, 0)
         elif act.what == "join":
@@ -114,8 +115,14 @@ class Server:
             self.numbers[worker] = 0
             event = Joined(worker, self.incarnations[worker])
         elif act.what == "leave":
+            waits = worker not in self.free
             self.free.discard(worker)
-            event = Left(worker, self.incarnations[worker], died=True)
+            self.machine.left(worker, waits, waits, self.sequencer.version)
+            event = Left(worker, self.incarnations[worker], died=waits)
+        elif act.what == "look":
+            members = [*self.sequencer.members.seats]
+            self.machine.when_whole(lambda: self.sums.append(self.machine.digest()), members)
+            return
         else:
             event = Scaled(worker)
         self.do(self.sequencer.receive(event, now_s))
@@ -153,7 +160,10 @@ class Server:
             slot.copy_from(sent)
 
     def granted(self, worker: int) -> None:
-        """It goes on: nothing that lay in its slot is there any more."""
+        """It goes on: nothing that lay in its slot is there any more, and its own parameters are others."""
+        if self.blocks.gives_back_mean:
+            for view in self.blocks.homes[worker].views:
+                view.fill_(self.sequencer.version)
         for flat in self.blocks.slots[worker].flat:
             flat.fill_(nan if flat.is_floating_point() else 7)
 
