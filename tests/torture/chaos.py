@@ -133,7 +133,7 @@ def _crash_server(world: World, _: object) -> None:
 def _kill_server(world: World, _: object) -> None:
     """Let the server's process die at one of the next boundaries; its memory stays."""
     assert isinstance(world.server, Reborn)
-    world.server.dies_in(world.rng.randint(1, 2 * BOUNDARIES))
+    world.server.dies_in(world.rng.randint(1, 4 * BOUNDARIES))
 
 
 def _crash_table_server(world: World, _: object) -> None:

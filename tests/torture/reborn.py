@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plesio.core.events import Fold, Joined
-from plesio.host.recovery_log import _FREE, TURN, RecoveryLog
+from plesio.core.events import Effect, Event, Fold, Joined
+from plesio.host.recovery_log import _FREE, RecoveryLog
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken
 from torture.plan import DEATHS_WITHIN_S
@@ -44,10 +44,12 @@ LETTERS, TICK, CHECKPOINT = range(3)
 FORKED = ("sequencer", "service", "program", "_actions", "_event", "_payload", "_slots", "log", "oracle", "_effects")
 """What a fork copies, of which the dead process' is lost."""
 WAKES_S = 0.03
-AGAIN = 0.15
+AGAIN = 0.2
 """How likely it dies once more while it recovers, or soon after."""
 FORK_FAILS = 0.1
 DEATHS_MOST = 3
+NOWHERE = (0, 0)
+"""Between turns."""
 
 
 class HungUp(msgspec.Struct, frozen=True, tag=True):
@@ -67,25 +69,29 @@ class Forked:
         return copy.copy(self)
 
 
+class Words:
+    """Words that outlive their process, which may die before and after each is stored."""
+
+    def __init__(self, words: Any, boundary: Callable[[], None]) -> None:
+        self._words = words
+        self._boundary = boundary
+
+    def __getitem__(self, which: int) -> int:
+        word: int = self._words[which]
+        return word
+
+    def __setitem__(self, which: int, word: int) -> None:
+        self._boundary()
+        self._words[which] = word
+        self._boundary()
+
+
 class Log(Forked, RecoveryLog):
-    """The real log; its process may die before and after an entry counts. It knows how many turns there were."""
+    """The real log, whose process may die at any word it stores."""
 
     def __init__(self, half_bytes: int, boundary: Callable[[], None]) -> None:
         super().__init__(half_bytes)
-        self._boundary = boundary
-        self.turns = 0
-
-    def _commit(self, kind: int, size: int) -> None:
-        self._boundary()
-        super()._commit(kind, size)
-        self.turns += kind == TURN
-        self._boundary()
-
-    def next_turn(self) -> tuple[int, float] | None:
-        """A turn again."""
-        turn = super().next_turn()
-        self.turns += turn is not None
-        return turn
+        self._words: Any = Words(self._words, boundary)
 
 
 class Survivor:
@@ -179,14 +185,15 @@ class Reborn(Server):
         self._asleep = False
         self._effects = 0
         self._dies_at = NEVER
-        self._deaths: list[tuple[float, int]] = []
+        self._deaths: list[tuple[float, tuple[int, int]]] = []
         self._inbox, self._pipe = os.pipe()
         super().__init__(world, epoch, clock)
         rng, parts = world.rng, world.parts
         self.survivor = parts.survivor(self.model, self._buffer, self._boundary)
         self.log = parts.log(_FREE + (1 << rng.randint(10, 14)), self._boundary)
         self.oracle: Any = Witness(world.oracle)
-        self._spares = [self._copy(vars(self))]
+        self._spares: list[dict[str, Any]] = []
+        self._wants_spare = True
 
     def now_s(self) -> float:
         """The time of the turn, whoever goes on with it."""
@@ -223,8 +230,9 @@ class Reborn(Server):
         now_s = super().now_s()
         self.log.turn(source, now_s)
         self._deal(source, now_s)
-        if self.log.full or type(self._event) is Joined:  # as if descriptors had come with it
+        if self._wants_spare or self.log.full or not self.log.recording:
             self._new_spare()
+        self.log.rest()
 
     def _deal(self, source: int, now_s: float) -> None:
         self._turn_s = now_s
@@ -287,6 +295,10 @@ class Reborn(Server):
         """Let the process die so many boundaries from now."""
         self._dies_at = self.boundaries + boundaries
 
+    def _saw(self, event: Event, effects: list[Effect]) -> None:
+        self._wants_spare |= type(event) is Joined  # as if descriptors had come with it
+        super()._saw(event, effects)
+
     def _crash(self) -> None:
         self._asleep = self.boundaries == self._dies_at and self._may_go_on()
         if not self._asleep:
@@ -294,27 +306,27 @@ class Reborn(Server):
             self.close()
             return
         self.down = True
-        self.world.tally["server deaths"] += 1
         self.world.tell("server DIES")
         self.agenda.at(self.agenda.now_s + WAKES_S * self.world.random(), self._wake)
 
     def _may_go_on(self) -> bool:
-        """Not if the same turn has killed two, nor after several deaths in a short time."""
-        now_s, turn = self.agenda.now_s, self.log.turns
-        same = any(turn == one for _, one in self._deaths[-1:])
-        self._deaths.append((now_s, turn))
-        recent = [time_s for time_s, _ in self._deaths if now_s - time_s < DEATHS_WITHIN_S]
-        given_up = same or len(recent) >= DEATHS_MOST
-        self.world.tally["server given up"] += given_up
-        return not given_up
+        """Not without a spare, if the same turn has killed two, nor after several deaths in a short time."""
+        self._spares = [one for one in self._spares if one["log"].is_mine]
+        now_s = self.agenda.now_s
+        self._deaths = [one for one in self._deaths if now_s - one[0] < DEATHS_WITHIN_S]
+        place = self._spares[0]["log"].place if self._spares else NOWHERE
+        again = place != NOWHERE and any(place == one for _, one in self._deaths)
+        self._deaths.append((now_s, place))
+        goes_on = bool(self._spares) and not again and len(self._deaths) < DEATHS_MOST
+        self.world.tally["server deaths" if goes_on else "servers given up"] += 1
+        return goes_on
 
     def _wake(self, _: object, __: object) -> None:
         """The spare goes on where the dead process came to."""
-        [spare] = [one for one in self._spares if one["log"].is_mine]
-        vars(self).update(self._copy(spare))
+        vars(self).update(self._copy(self._spares[0]))
         self.down = self._asleep = False
         if self.world.random() < AGAIN:
-            self.dies_in(self.world.rng.randint(1, 60))
+            self.dies_in(self.world.rng.randint(1, 100))
         try:
             self._recover()
         except Crash:
@@ -324,6 +336,7 @@ class Reborn(Server):
         self.log.recover()
         while (turn := self.log.next_turn()) is not None:
             self._deal(*turn)
+        self.log.rest()
         self.oracle.went_out()
         self.world.tell(f"server is REBORN at version {self.sequencer.version}")
         self._new_spare()
@@ -333,15 +346,14 @@ class Reborn(Server):
         self.oracle.read_all()
 
     def _new_spare(self) -> None:
-        """Fork one. Until it counts the one before takes over."""
+        """Fork one. Until it counts the one before takes over; if it fails, none does."""
         self.log.begin()
         if self.world.random() < FORK_FAILS:
             self.log.give_up()
             return
-        self._spares[1:] = [self._copy(vars(self))]
-        self._boundary()
+        self._wants_spare = False
+        self._spares = [*self._spares[-1:], self._copy(vars(self))]
         self.log.counts()
-        self._spares.pop(0)
 
     def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a fork gives of it."""

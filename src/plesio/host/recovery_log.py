@@ -41,9 +41,9 @@ ENTRY = struct.Struct("<IB")
 """Before each entry: how long it is, and what."""
 TURN, READ, DONE = range(3)
 TURN_BODY = struct.Struct("<qd")
-REACHES, READING, COMING, GENERATION, TURN_AT, WORDS = 0, 2, 3, 4, 5, 8
+REACHES, READING, COMING, GENERATION, TURN_AT, LATEST, WORDS = 0, 2, 3, 4, 5, 6, 8
 """The words at the beginning: how far each half reaches, where bytes are being read to and how many, whose half
-counts, and where the turn under way begins."""
+counts, where the turn under way begins, and the latest number of a half."""
 NOBODY = 2**64 - 1
 """Whose half counts when nobody's does."""
 UNREAD = bytes.fromhex("9f3c517bd2e84a06b1c7f20d64985ea3")
@@ -95,7 +95,8 @@ class RecoveryLog:
 
     def begin(self) -> None:
         """A spare is about to be forked: what comes from now on is for it. It counts once `counts` is called."""
-        self._generation += 1
+        latest = self._words[LATEST] + 1  # a process that died before its spare counted had a number for it
+        self._words[LATEST] = self._generation = latest + (latest % 2 == self._generation % 2)
         self._open_half()
         self._at = self.turns = self._words[self._reaches] = self._words[READING] = 0
         self.recording = True
