@@ -22,7 +22,14 @@ from plesio.host.memory import SharedBlock
 from plesio.protocol.worker import Answer, FromWorker, GoOn
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
-from plesio.transport.channel import HEAD, MESSAGE_BYTES_MAX, Channel, ChannelClosedError, channel_pair, readable
+from plesio.transport.channel import (
+    MESSAGE_BYTES_MAX,
+    NUMBERED_HEAD,
+    Channel,
+    ChannelClosedError,
+    channel_pair,
+    readable,
+)
 from plesio.transport.doorbell import Doorbell, MessageReader, framed, write_answer
 from plesio.transport.ring import Ring
 from support.messages import messages
@@ -164,7 +171,7 @@ def test_descriptors_travel_with_a_message() -> None:
 def test_a_length_out_of_bounds_is_refused_before_anything_is_allocated() -> None:
     left, right = channel_pair()
     channel = Channel(right, int, "somebody")
-    left.send(HEAD.pack(MESSAGE_BYTES_MAX + 1))
+    left.send(NUMBERED_HEAD.pack(MESSAGE_BYTES_MAX + 1, 0))
     with pytest.raises(ChannelClosedError, match=r"announced a message of"):
         channel.receive(1.0)
     left.close()
@@ -180,11 +187,13 @@ def test_a_wait_has_a_deadline_that_names_the_peer() -> None:
     channel.close()
 
 
-WHOLE = HEAD.pack(300) + msgspec.msgpack.encode("x" * 297)
+WHOLE = NUMBERED_HEAD.pack(300, 0) + msgspec.msgpack.encode("x" * 297)
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("cut", [1, HEAD.size, HEAD.size + 7], ids=["in the head", "after the head", "in the body"])
+@pytest.mark.parametrize(
+    "cut", [1, NUMBERED_HEAD.size, NUMBERED_HEAD.size + 7], ids=["in the head", "after the head", "in the body"]
+)
 def test_a_sender_frozen_within_a_message_is_disconnected(cut: int, kind: socket.SocketKind) -> None:
     """The descriptors that came already are closed."""
     left, right = socket.socketpair(socket.AF_UNIX, kind)

@@ -7,6 +7,7 @@ run.toml is `as_document`.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import MISSING, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -142,6 +143,12 @@ class RunConfig:
         kind=Checkpoint | None,
         example="such as ps.Checkpoint(every_s=60)",
     )
+    durability: str = setting(
+        "auto",
+        help="What survives the server's death: process: everything, for a spare process goes on; none: the last checkpoint; "
+        "auto: process where the run keeps checkpoints.",
+        words=("auto", "process", "none"),
+    )
     resume: Path | None = setting(
         None,
         Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
@@ -250,8 +257,29 @@ class RunConfig:
             )
         return replace(self, strategy=self.strategy.as_island, workers=1, workers_max=None, ranks=self.workers)
 
+    @property
+    def why_not_durable(self) -> str:
+        """Why nobody could go on from a dead server; empty if somebody could."""
+        if self.simulated:
+            return "a simulated server does not die; leave durability out"
+        if not self.strategy.via.at_server or self.strategy.every.among_ranks:
+            return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
+        if self.servers > 1:
+            return f"servers={self.servers}: what table servers are told goes on only with the server that told them; take one"
+        if sys.platform != "linux":
+            return f"it takes what only Linux has, and this is {sys.platform}"
+        return ""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a spare of the server goes on when that dies."""
+        asked = self.durability == "process" or (self.durability == "auto" and self.checkpoint is not None)
+        return asked and not self.why_not_durable
+
     def check_server(self) -> None:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
+        if self.durability == "process" and (why := self.why_not_durable):
+            raise ConfigurationError(f"durability='process': {why}")
         if self.strategy.via.at_server:
             return
         if self.seats > self.workers:

@@ -28,6 +28,7 @@ import mmap
 import os
 import struct
 import termios
+import time
 from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -89,8 +90,10 @@ class RecoveryLog:
         """Whether what is asked for is in the log."""
         self.recording = False
         """Whether there is a spare that could take over."""
+        self.turned_s = 0.0
+        """When the turn under way began."""
         self.turns = 0
-        """How many a spare would have to do again."""
+        """How many a spare would have to do again, and has of them done again."""
         self._open_half()
 
     def begin(self) -> None:
@@ -133,6 +136,7 @@ class RecoveryLog:
 
     def turn(self, source: int, now_s: float) -> None:
         """`source` is about to be dealt with, at `now_s`."""
+        self.turned_s = now_s
         if self.recording:
             self.turns += 1
             self._put(TURN, TURN_BODY.pack(source, now_s))
@@ -147,8 +151,12 @@ class RecoveryLog:
         if not self.recovering:
             return None
         self.turns += 1
-        source, now_s = TURN_BODY.unpack(self._take(TURN))
-        return source, now_s
+        source, self.turned_s = TURN_BODY.unpack(self._take(TURN))
+        return source, self.turned_s
+
+    def now_s(self) -> float:
+        """The time: in a turn it stands still, but for `turned_s`."""
+        return self.turned_s if self.recording else time.monotonic()
 
     def once(self, do: Callable[[], T]) -> T:
         """The result of `do`, which is done now if the log does not have it. A plain value, that msgpack can hold."""
@@ -165,6 +173,7 @@ class RecoveryLog:
         lost."""
         if self.recovering:
             return bytes(self._take(READ))
+        most = min(most, READ_MOST)
         if not self._has_room(most):
             return os.read(descriptor, most)
         words, start = self._words, self._at + ENTRY.size
@@ -175,7 +184,7 @@ class RecoveryLog:
             self._half[start : start + len(UNREAD)] = UNREAD
             words[COMING] = size
             words[READING] = start
-            size = os.readv(descriptor, [self._half[start : start + size]])
+            size = _read_into(self._half[start : start + size], descriptor)
         ENTRY.pack_into(self._half, self._at, size, READ)
         self._at = words[self._reaches] = start + size
         return bytes(self._half[start : self._at])
@@ -206,6 +215,14 @@ class RecoveryLog:
         self._at = start + size
         self.recovering = self._at < self._end
         return self._half[start : self._at]
+
+
+def _read_into(place: memoryview, descriptor: int) -> int:
+    """How many bytes came. A line that was broken off is at its end."""
+    try:
+        return os.readv(descriptor, [place])
+    except ConnectionResetError:
+        return 0
 
 
 def _waiting(descriptor: int) -> int:

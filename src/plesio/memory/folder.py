@@ -90,6 +90,7 @@ class Folder:
             if master is not None:
                 came, current = master.widened(came), master.weights
             if correction is not None:
+                came = came.own()
                 assert came.then is not None, "it is of one worker, which reads a version"
                 correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)
@@ -104,6 +105,10 @@ class Folder:
             if correction is not None:
                 correction.stepped(before, shown, came.absent)
             publisher.made(index)
+
+    def settle(self) -> bool:
+        """Prepare for what comes next, while there is time; whether there is more to do."""
+        return False
 
     def forget(self, worker: int) -> None:
         """`worker` is gone: it reads nothing any more."""
@@ -157,11 +162,12 @@ def build_folder(
     packed: Sequence[Arena] = (),
     threads: int = 1,
     after: Applied | None = None,
+    made: Callable[..., Folder] = Folder,
 ) -> Folder:
     """The folder for a strategy and a user's optimizers; for none, what averages parameters.
 
     The current buffer of `versions` holds the first version. `packed`: where packed answers go, if they are. Passes over a large
-    model are shared among `threads`. `after` is done to each new version.
+    model are shared among `threads`. `after` is done to each new version. `made`: puts it together.
 
     An optimizer without a momentum (plain SGD, Adagrad) has nothing to look ahead by, and is folded as it is.
     """
@@ -182,7 +188,7 @@ def build_folder(
         in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damp)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)
-        return Folder(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta}, master)
+        return made(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta}, master)
     build = CORRECTIONS[type(strategy.correct)]
     correction = build(strategy.correct, new_arena) if build is not None else None
     gather = AllAtOnce(strategy, versions, slots, correction is not None, new_arena)
@@ -191,7 +197,7 @@ def build_folder(
     shown = Packed(codec, versions, packed) if codec is not None else None
     publisher = shown or Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
     parts = {"optimizer": optimizer, "correction": correction, "shown": shown}
-    return Folder(gather, correction, step, publisher, after, parts, master)
+    return made(gather, correction, step, publisher, after, parts, master)
 
 
 def _step(

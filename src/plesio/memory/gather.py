@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from plesio.core.events import Fold
 from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Arena
+from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.noise import Noise
 from plesio.tensors.packing import Packing
@@ -32,6 +32,7 @@ class Came(NamedTuple):
         absent: tensors that nobody has a gradient for: they are left alone, as torch leaves them.
         rows: the mean gradients of tables.
         then: the version that it was computed from, where that matters and is known.
+        scratch: where it may be changed, if the slots are to stay as they are.
     """
 
     worker: int
@@ -42,12 +43,22 @@ class Came(NamedTuple):
     absent: int
     rows: Mapping[int, torch.Tensor]
     then: Arena | None
+    scratch: Arena | None = None
 
-    def mean(self) -> Arena:
-        """The mean, in the first slot."""
-        if len(self.slots) > 1:
-            mean_into(self.slots[0], self.slots, self.shares, absent=self.absent)
-        return self.slots[0]
+    def mean(self, segments: Sequence[int] | None = None) -> Arena:
+        """The mean, of all segments or of these; of several it lies in the first slot, or in the scratch."""
+        if len(self.slots) == 1:
+            return self.slots[0]
+        mean = self.scratch or self.slots[0]
+        mean_into(mean, self.slots, self.shares, segments, absent=self.absent)
+        return mean
+
+    def own(self) -> Came:
+        """With a gradient that may be changed."""
+        if self.scratch is None:
+            return self
+        self.scratch.copy_from(self.slots[0], Kind.TRAINED, Kind.BUFFER)
+        return self._replace(slots=[self.scratch])
 
 
 def held_by(strategy: Strategy) -> int:
@@ -58,6 +69,9 @@ def held_by(strategy: Strategy) -> int:
 
 class Gather:
     """What came with the contributions in the slots; `of` tells what to step with."""
+
+    scratch: Arena | None = None
+    """In place of a slot that would be changed."""
 
     def __init__(self, versions: Versions, slots: Sequence[Arena]) -> None:
         self._versions = versions
@@ -78,6 +92,29 @@ class Gather:
     def of(self, fold: Fold) -> Iterable[Came]:
         """What to step with, one after the other."""
         raise NotImplementedError
+
+    def survive(self, new_arena: NewArena) -> None:
+        """What it holds is to outlive this process, and slots are to stay as they are."""
+        self.scratch = new_arena("scratch")
+
+    @property
+    def seats(self) -> int:
+        return len(self._slots)
+
+    def stepping(self, fold: Fold) -> list[int]:
+        """By whose settings `fold` steps, in turn."""
+        return [member.worker for member in fold.members]
+
+    @property
+    def arenas(self) -> Sequence[Arena]:
+        """What changes in place when something is held, and when that is folded."""
+        return ()
+
+    def numbers(self) -> Any:
+        """What it knows of what is held, beside tensors; None: nothing is."""
+
+    def take(self, numbers: Any) -> None:
+        """Go on from these numbers."""
 
     def begin_anew(self) -> None:
         """As after a restore: nothing is held."""
@@ -127,7 +164,7 @@ class AllAtOnce(Gather):
         slots, shares = self._parts(fold, absent)
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
         then = self._versions.of(worker) if self._looks_back else None
-        return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then),)
+        return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then, self.scratch),)
 
     def _fill_up(self, fold: Fold, absent: int) -> None:
         """Segments that a worker left out, and not all did, are zeros: the slot holds there what was before."""
@@ -146,7 +183,7 @@ class AllAtOnce(Gather):
         if self._packing is not None and self._sum is not None:
             return [self._packing.mean_into(self._sum, slots, shares, absent)], [1.0]
         if self._noise is not None:
-            mean = self._sum or slots[0]
+            mean = self._sum or self.scratch or slots[0]
             mean_into(mean, slots, shares)
             self._noise.add(mean, len(slots))
             return [mean], [1.0]
@@ -167,6 +204,28 @@ class AllAtOnce(Gather):
             (1.0 if alone else one.share, tables.gradients_of(one.worker, self._slots[one.worker]))
             for one in fold.members
         ]
+
+    def survive(self, new_arena: NewArena) -> None:
+        super().survive(new_arena)
+        if self._held is not None:
+            sums = self._held.arena
+            beside = [new_arena(what) for what in ("first buffers", "equal buffers") if sums.layout.buffer_segments]
+            self._held = Accumulator(sums, self._held.count, beside)
+
+    def stepping(self, fold: Fold) -> list[int]:
+        return [fold.members[0].worker]
+
+    @property
+    def arenas(self) -> Sequence[Arena]:
+        return self._held.arenas if self._held is not None else ()
+
+    def numbers(self) -> Any:
+        return [_signed(self._held_absent), self._held.numbers()] if self._held is not None else None
+
+    def take(self, numbers: Any) -> None:
+        if self._held is not None:
+            self._held_absent = int.from_bytes(numbers[0], "little", signed=True)
+            self._held.take(numbers[1])
 
     def begin_anew(self) -> None:
         super().begin_anew()
@@ -214,10 +273,24 @@ class InTurn(Gather):
                 rows = held[place][1] if fold.held else self.tables.gradients_of(worker, gradient)
             known = not fold.held and worker in self._live  # what a departed worker had read is not
             then = self._versions.of(worker) if known else None
-            came.append(Came(worker, [gradient], [1.0], fold.scale * member.share, 1, absent, rows, then))
+            scale = fold.scale * member.share
+            came.append(Came(worker, [gradient], [1.0], scale, 1, absent, rows, then, self.scratch))
         self._waiting = 0
         return came
+
+    def numbers(self) -> Any:
+        return [self._waiting, [_signed(one) for one in self._absent_of]] if self._copies else None
+
+    def take(self, numbers: Any) -> None:
+        if self._copies:
+            self._waiting, absent = numbers
+            self._absent_of = [int.from_bytes(one, "little", signed=True) for one in absent]
 
     def begin_anew(self) -> None:
         super().begin_anew()
         self._waiting = 0
+
+
+def _signed(tensors: int) -> bytes:
+    """A set of tensors, which may be `ALL`."""
+    return tensors.to_bytes(tensors.bit_length() // 8 + 1, "little", signed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import torch
 
 from plesio.core.events import Fold, Forget, Hold, Share, Show
 from plesio.host.memory import SharedBlock
+from plesio.host.recovery_log import RecoveryLog
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.folder import Folder, build_folder
@@ -20,6 +22,7 @@ from plesio.memory.own_weights import OwnWeights
 from plesio.memory.port import Kept, Memory
 from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import HASH
+from plesio.memory.surviving import Surviving
 from plesio.memory.taking_over import take_over
 from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
 from plesio.strategy.answers import Codec
@@ -29,6 +32,7 @@ from plesio.tensors.carrying import Carried
 from plesio.tensors.checksum import weights_hash, window_checksum
 from plesio.tensors.finite import are_finite
 from plesio.tensors.packing import Packing
+from plesio.tensors.pieces import kept_keys
 from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
 
@@ -36,12 +40,24 @@ EVALUATOR, ENGINE = -1, -2
 """Readers that are no workers."""
 
 
+def _now(do: Callable[[], Any]) -> Any:
+    return do()
+
+
 class Machine(Memory):
     """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next. `rows`: of
-    tables, if other processes hold them."""
+    tables, if other processes hold them. `log`: what another process goes on from when this one dies."""
 
-    def __init__(self, blocks: Blocks, in_one_process: bool = False, rows: RowServers | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        in_one_process: bool = False,
+        rows: RowServers | None = None,
+        log: RecoveryLog | None = None,
+    ) -> None:
         strategy = blocks.strategy
+        self._log = log
+        self._once: Callable[[Callable[[], Any]], Any] = log.once if log is not None else _now
         self.blocks = blocks
         self.push_bytes = self._bytes_by(strategy.send.codec)
         self.answer_bytes = self._bytes_by(strategy.adopt.codec)
@@ -124,8 +140,14 @@ class Machine(Memory):
         applied = Applied(after, blocks.model.specs) if after is not None else None
         return build_folder(
             strategy, blocks.specs, blocks.versions, blocks.slots, blocks.workers, blocks.new_arenas(), blocks.packed,
-            self._threads(), applied,
+            self._threads(), applied, self._put_together(),
         )  # fmt: skip
+
+    def _put_together(self) -> Callable[..., Folder]:
+        if self._log is None:
+            return Folder
+        specs, layout, new_arena = self.blocks.specs, self.blocks.state_layout, self.blocks.new_arenas()
+        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout) if specs else ())
 
     def _threads(self) -> int:
         """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""
@@ -197,14 +219,18 @@ class Machine(Memory):
     # What others may see
 
     def checksum(self, version: int) -> int:
-        window = window_checksum(self.folded.bytes, version)
+        window: int = self._once(lambda: window_checksum(self.folded.bytes, version))
         return (window + self.rows.take_checksum()) % HASH if self.rows is not None else window
 
     def digest(self) -> str:
-        weights = weights_hash(self.current.memory)
+        weights: str = self._once(lambda: weights_hash(self.current.memory))
         return f"{weights} {self.rows.checksum():016x}" if self.rows is not None else weights
 
     def not_finite(self) -> str:
+        name: str = self._once(self._not_finite)
+        return name
+
+    def _not_finite(self) -> str:
         parameters = self.current if self._final is None else self.blocks.ring[self._final]
         if are_finite(parameters.of_kind(Kind.TRAINED, Kind.ROWS)):
             return ""
@@ -281,6 +307,10 @@ class Machine(Memory):
             return False
         self.blocks.held.forget(worker)
         return state is not None and self.blocks.held.put_all(worker, 0, state)
+
+    def settle(self) -> bool:
+        """While nobody has anything to say: prepare for what comes next; whether there is more to do."""
+        return self._log is not None and self._folder is not None and self._folder.settle()
 
     # Where the parameters are the workers' own
 

@@ -169,6 +169,7 @@ class Momenta(Step):
     def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
+            (gradient,) = came.own().slots
             self.damping.correct(gradient, master, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
@@ -192,7 +193,8 @@ class Momenta(Step):
         before = self.optimizer.select(came.then) if came.then is not None else None
         index = self._versions.spare()
         shown = self._versions.buffers[index]
-        out = self.optimizer.select(shown if self._master is None else came.slots[0])  # read before it is written
+        free = came.scratch or came.slots[0]  # which is read before it is written
+        out = self.optimizer.select(shown if self._master is None else free)
 
         def ahead(position: int) -> PassAhead:
             then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
@@ -274,12 +276,30 @@ class Momenta(Step):
         self._begun[worker].clear()
         self._resum()
 
+    def step_as(self, worker: int) -> None:
+        self.optimizer.step_as(worker)
+
+    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
+        return (*self.optimizer.state_arenas.values(), *(self._momenta[worker] for worker in workers), self.sum)
+
+    def numbers(self) -> Any:
+        return [self.optimizer.numbers(), self._kept_numbers()]
+
+    def take(self, numbers: Any) -> None:
+        of_optimizer, own = numbers
+        self.optimizer.take(of_optimizer)
+        self.restore(own)
+        self.ready = None
+
     def kept(self) -> Kept:
         """What a checkpoint keeps, beside what the optimizer has."""
         momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
+        return Kept({**momenta, "sum of momenta": self.sum.memory}, self._kept_numbers())
+
+    def _kept_numbers(self) -> dict[str, Any]:
         begun = [sorted(positions) for positions in self._begun]
         numbers = {"scale": self._scale, "steps": self._steps, "damping": self.damping.kept().numbers, "begun": begun}
-        return Kept({**momenta, "sum of momenta": self.sum.memory}, {**numbers, "workers": self._workers})
+        return {**numbers, "workers": self._workers}
 
     def restore(self, numbers: dict[str, Any]) -> None:
         """Go on from these."""
@@ -334,6 +354,8 @@ def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
 class Ahead(Publisher):
     """Shows the parameters about where they will be. The master copy, in the ring's current buffer, is never published itself."""
 
+    writes = True
+
     def __init__(self, momenta: Momenta, versions: Versions, tables: Tables | None, after: Applied | None) -> None:
         super().__init__(versions, tables)
         self._momenta = momenta
@@ -367,6 +389,11 @@ class Ahead(Publisher):
         versions.pin(reader, index)
         return index
 
+    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
+        self._momenta.live.add(reader)
+        self._momenta.ready = None
+        self.versions.pin(reader, index)
+
     def _look_ahead(self, ats: Sequence[At], factors: Sequence[float]) -> int:
         """Write the parameters with look-ahead into a free buffer; its index."""
         index = self.versions.spare()
@@ -383,6 +410,11 @@ class Ahead(Publisher):
             self._tables.bring_up(index, master)
         versions.pin(reader, index)
         return index
+
+    def pinned_whole(self, reader: int, index: int) -> None:
+        self.versions.release(reader)
+        self._momenta.ready = None
+        self.versions.pin(reader, index)
 
     def forget(self, reader: int) -> None:
         self._momenta.live.discard(reader)

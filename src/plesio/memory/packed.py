@@ -27,6 +27,8 @@ class Packed(Publisher):
         packed: beside each, where its packed bytes go.
     """
 
+    writes = True
+
     def __init__(self, codec: Codec, versions: Versions, packed: Sequence[Arena]) -> None:
         super().__init__(versions, None)
         self._packing = Packing(versions.buffers[0].layout, codec).ready()
@@ -46,14 +48,20 @@ class Packed(Publisher):
         base = self.versions.index_of(reader)
         index = self._made.get((base, part))
         if index is None or not self.versions.is_pinned(index):
-            index = self._spare()
+            index = self.versions.spare()
             self._show(base, index, part)
-            self._made[base, part] = index
         elif index == base:  # it has what is shown of this version: nothing moves
             self._packed[index].memory.zero_()
             self._packed[index].copy_from(self.versions.buffers[index], Kind.BUFFER)
-        self.versions.pin(reader, index)
+        self.published(reader, index, part)
         return index
+
+    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
+        by = self.versions.index_of(reader), part
+        if self._made.get(by) != index or not self.versions.is_pinned(index):
+            self._written(index)
+            self._made[by] = index
+        self.versions.pin(reader, index)
 
     def kept(self) -> Kept:
         """What each worker reads; `made`: what it was shown of this version."""
@@ -82,15 +90,18 @@ class Packed(Publisher):
 
     def whole(self, reader: int) -> int:
         """Pin a buffer with the true parameters."""
-        index = self._spare()
+        index = self.versions.spare()
         self._show(None, index, ALL_PARTS)
-        self.versions.pin(reader, index)
+        self.pinned_whole(reader, index)
         return index
 
-    def _spare(self) -> int:
-        index = self.versions.spare()
+    def pinned_whole(self, reader: int, index: int) -> None:
+        self._written(index)
+        self.versions.pin(reader, index)
+
+    def _written(self, index: int) -> None:
+        """Something else is in that buffer."""
         self._made = {by: made for by, made in self._made.items() if index not in (by[0], made)}
-        return index
 
     def _show(self, base: int | None, index: int, part: int) -> None:
         buffers = self.versions.buffers

@@ -103,14 +103,17 @@ class Publisher:
     """Shows the current version itself. Where a round has everybody who reads it, and `in_place` allows, the next one is written
     there: a fifth faster."""
 
+    writes = False
+    """Whether what is shown is not the current version itself, which changes in place, but made of it."""
+
     def __init__(self, versions: Versions, tables: Tables | None, in_place: bool = False) -> None:
         self.versions = versions
         self._tables = tables
-        self._in_place = in_place
+        self.in_place = in_place
 
     def next(self, fold: Fold, step: Step) -> int:
         """The buffer that the next version goes into."""
-        if self._in_place and step.one_pass and self.versions.readers <= {one.worker for one in fold.members}:
+        if self.in_place and step.one_pass and self.versions.readers <= {one.worker for one in fold.members}:
             return self.versions.current
         return self.versions.spare()
 
@@ -129,10 +132,18 @@ class Publisher:
             self._tables.read(reader)
         return self.versions.current
 
+    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
+        """Buffer `index` was made for `reader` to take this part from: pin it."""
+        raise AssertionError("what is shown is the version itself")
+
     def whole(self, reader: int) -> int:
         """Pin a buffer with the global parameters as they are; its index."""
         self.versions.pin(reader, self.versions.current)
         return self.versions.current
+
+    def pinned_whole(self, reader: int, index: int) -> None:
+        """Buffer `index` was made for `reader` with them: pin it."""
+        raise AssertionError("what is shown is the version itself")
 
     def forget(self, reader: int) -> None:
         """It reads nothing any more."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import nan
+from typing import Any
 
 from plesio.memory.gather import Came
 from plesio.strategy import Strategy
@@ -28,6 +29,19 @@ class Step:
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         """Step with what comes from `worker` by these hyper-parameters from now on; of several together, the first one's."""
+
+    def step_as(self, worker: int) -> None:
+        """Go by the hyper-parameters of `worker`."""
+
+    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
+        """The state that changes in place by contributions of these."""
+        return ()
+
+    def numbers(self) -> Any:
+        """What it counts beside tensors, as plain values."""
+
+    def take(self, numbers: Any) -> None:
+        """Go on from these numbers, with the tensors as they are."""
 
     def share_among(self, workers: int) -> None:
         """The run has so many workers from now on."""
@@ -61,6 +75,9 @@ class Mean(Step):
         self._marks = marks
         self._by = by
         self._zeroed: dict[int, frozenset[int]] = {}  # by buffer: segments that are zeros, but for marks
+
+    def take(self, numbers: Any) -> None:
+        self._zeroed.clear()  # buffers have changed since
 
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         mean_into(target, came.slots, came.shares, by=self._by, absent=came.absent)
@@ -104,9 +121,7 @@ class Optimizing(Step):
             optimizer.split()
         if self._tables is None and optimizer.in_one_pass(absent):
             optimizer.step_mean(target, current, came.slots, came.shares, scales, share, absent=absent)
-            mean = came.slots[0]
-            if len(came.slots) > 1:
-                mean_into(mean, came.slots, came.shares, target.layout.buffer_segments)
+            mean = came.mean(target.layout.buffer_segments)
         else:
             if self._tables is not None:
                 self._tables.bring_up(index, current)
@@ -116,6 +131,18 @@ class Optimizing(Step):
                 self._tables.changed(came.rows, index)
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, came.folded / self._workers))
+
+    def step_as(self, worker: int) -> None:
+        self._optimizer.step_as(worker)
+
+    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
+        return tuple(self._optimizer.state_arenas.values())
+
+    def numbers(self) -> Any:
+        return self._optimizer.numbers()
+
+    def take(self, numbers: Any) -> None:
+        self._optimizer.take(numbers)
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         self._optimizer.begin_from(carried, arenas)

@@ -80,6 +80,15 @@ class Writing(msgspec.Struct, tag=True, frozen=True):
     under_way: bool
 
 
+class Reborn(msgspec.Struct, tag=True, frozen=True):
+    """The server's spare to the launcher: the server has died, and process `pid` is it from now on. `generation`, `turn`: the
+    turn in which it died, 0: in none (`plesio.host.recovery_log`)."""
+
+    pid: int
+    generation: int
+    turn: int
+
+
 class Trouble(msgspec.Struct, tag=True, frozen=True):
     """The server to the launcher: what was survived, or (`fatal`, an error of class `kind`) was not. `died`: a worker did, of
     which the launcher may know better: its training function raised, or it was stopped."""
@@ -160,7 +169,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
 
 
 ToServer = Stop | Opened | Emptied | Scale | Keep
-FromServer = Begun | Progress | Writing | Trouble | Final
+FromServer = Begun | Reborn | Progress | Writing | Trouble | Final
 FromDoor = Arrived | TurnedAway
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ class Checkpointer:
         seats: int = 0,
         counts: bool = False,
         together: int = 1,
+        once: Callable[[Callable[[], str]], str] = operator.call,
     ) -> None:
         self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
@@ -62,6 +64,7 @@ class Checkpointer:
         self._kept = -1
         resumed = Path(keeping.resume) if keeping.resume else None
         self._store = CheckpointStore(Path(keeping.folder), keeping.keep, resumed)
+        self._once = once  # where it is done again by who cannot know what came of it
         self._failed: set[str] = set()  # why those since the last one that was written could not be
         self._workers, self._together = workers, together
         seats = seats or workers
@@ -135,15 +138,16 @@ class Checkpointer:
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
-        try:
-            rows = memory.rows.write if memory.rows is not None else None
-            self._store.save(manifest, kept.weights, kept.tensors, self.own_states(memory), rows)
-        except CheckpointError as error:
-            reason = re.sub(r"\d+", "", str(error))  # each version has a file of its own
+        rows = memory.rows.write if memory.rows is not None else None
+        own = self.own_states(memory)
+        why_not = self._once(lambda: self._store.try_to_save(manifest, kept.weights, kept.tensors, own, rows))
+        if why_not:
+            reason = re.sub(r"\d+", "", why_not)  # each version has a file of its own
             told = reason in self._failed
             self._failed.add(reason)
-            return "" if told else str(error)
+            return "" if told else why_not
         self._kept = sequencer.version
+        self._store.has(self._kept)
         self._failed.clear()
         return ""
 

@@ -156,10 +156,9 @@ class CheckpointStore:
             if write_rows is not None:
                 write_rows(hidden, chain.link_into(hidden), since)
             checksums = _write(hidden, manifest, weights, state, chain.checksums)
-            _give_name(hidden, path, path in own)
+            _give_name(hidden, path, None if path in own else manifest)
             rows = {name: checksum for name, checksum in checksums.items() if TABLE.fullmatch(name)}
             self._chain = Chain(path, rows, manifest.numbers.get("clock", -1))
-            self._own = own = [*(one for one in own if one != path), path]
             to_disk(self._folder)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -167,10 +166,24 @@ class CheckpointStore:
             ) from error
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
+        self.has(manifest.version)
+        return path
+
+    def has(self, version: int) -> None:
+        """A checkpoint of `version` was written, perhaps by who died: those before are too many."""
+        path = self._folder / f"{PREFIX}{version:08d}"
+        self._own = own = [*(one for one in self._begun() if one != path), path]
         for old in own[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         del own[: -self._keep]
-        return path
+
+    def try_to_save(self, *what: Any) -> str:
+        """As `save`; why it cannot."""
+        try:
+            self.save(*what)
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
     def _begun(self) -> list[Path]:
         """Those of this run, in the order they go. The first time, it removes what killed servers left unfinished."""
@@ -207,12 +220,13 @@ def _write(
     return files
 
 
-def _give_name(hidden: Path, path: Path, own: bool) -> None:
-    """Call a written checkpoint `path`, in place of a damaged one if there is one."""
+def _give_name(hidden: Path, path: Path, manifest: Manifest | None) -> None:
+    """Call a written checkpoint `path`, in place of a damaged one if there is one, or of the same `manifest`: a server that died
+    had written it; None: of any."""
     if not path.exists():
         hidden.rename(path)
         return
-    if not own and _is_whole(path):
+    if manifest is not None and _is_of_another(path, manifest):
         raise CheckpointError(
             f"the checkpoint {path} is there already: another run writes into {path.parent}, too; give each a folder"
         )
@@ -222,12 +236,18 @@ def _give_name(hidden: Path, path: Path, own: bool) -> None:
     shutil.rmtree(damaged, ignore_errors=True)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_of_another(path: Path, manifest: Manifest) -> bool:
+    """Whether it is whole, and another run's."""
+    there = _manifest_of(path)
+    return there is not None and (there.order, there.journal) != (manifest.order, manifest.journal)
+
+
+def _manifest_of(path: Path) -> Manifest | None:
+    """None unless the checkpoint is whole."""
     try:
-        read(path)
+        return read(path).manifest
     except CheckpointError:
-        return False
-    return True
+        return None
 
 
 def latest(place: str | Path) -> Saved:
@@ -264,7 +284,7 @@ def check_free(folder: Path, resumed: Saved | None) -> None:
     if not there:
         return
     if resumed is not None:
-        newest = next(filter(_is_whole, reversed(there)), None)
+        newest = next(filter(_manifest_of, reversed(there)), None)
         if newest is not None and newest.resolve() == resumed.path.resolve():
             return
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(there[-1].stat().st_mtime))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from plesio.protocol.worker import Hello, ToServer
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
 from plesio.transport.doorbell import MessageReader
+from plesio.transport.world import DIRECT, World
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class Line:
     channel: Channel[ToServer]
     messages: MessageReader
     answer: int
+    answers: int = 0  # so far
     hello: Hello | None = None
     late: bool = False  # the others' models were known when it came
     welcomed: bool = False
@@ -30,13 +32,13 @@ class Line:
     gone: bool = False
 
     @classmethod
-    def open(cls, worker: int, incarnation: int, descriptors: Iterator[int]) -> Line:
+    def open(cls, worker: int, incarnation: int, descriptors: Iterator[int], world: World = DIRECT) -> Line:
         """The line to `worker` over the next three descriptors: channel, push, answer."""
         line = cls(
             worker=worker,
             incarnation=incarnation,
-            channel=Channel.attach(next(descriptors), ToServer, f"worker {worker}"),
-            messages=MessageReader(next(descriptors)),
+            channel=world.attach(next(descriptors), ToServer, f"worker {worker}"),
+            messages=MessageReader(next(descriptors), world.read),
             answer=next(descriptors),
         )
         os.set_blocking(line.answer, False)

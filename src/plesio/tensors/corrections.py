@@ -28,6 +28,11 @@ class Correction:
     def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
         """Learn from the step that was made with it; what was `absent` did not move."""
 
+    @property
+    def arenas(self) -> Sequence[Arena]:
+        """What it changes in place."""
+        return ()
+
     def kept(self) -> Kept:
         """What a checkpoint keeps."""
         raise NotImplementedError
@@ -123,6 +128,10 @@ class DelayCompensation(Correction):
             square = g * g
             mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
             g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
+
+    @property
+    def arenas(self) -> Sequence[Arena]:
+        return () if self._mean_square is None else (self._mean_square,)
 
     def kept(self) -> Kept:
         return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})

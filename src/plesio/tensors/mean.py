@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import frexp
+from typing import Any
 
 import torch
 
@@ -37,21 +38,21 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class _Constant:
-    """Where all of several buffers hold the same bits, and what they hold there."""
+    """Where all of several buffers hold the same bits (bools), and the value there, which is the first one's."""
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self._value = first.clone()
-        self._where: torch.Tensor | None = None  # everywhere
+    def __init__(self, value: torch.Tensor, where: torch.Tensor) -> None:
+        self._value = value
+        self._where = where
+
+    @classmethod
+    def of(cls, first: torch.Tensor) -> _Constant:
+        return cls(first.clone(), torch.ones_like(first, dtype=torch.bool))
 
     def add(self, other: torch.Tensor) -> None:
-        same = same_bits(self._value, other)
-        self._where = same if self._where is None else self._where.logical_and_(same)
+        self._where.logical_and_(same_bits(self._value, other))
 
     def put_into(self, mean: torch.Tensor) -> None:
-        if self._where is None:
-            mean.copy_(self._value)
-        else:
-            torch.where(self._where, self._value, mean, out=mean)
+        torch.where(self._where, self._value, mean, out=mean)
 
 
 def mean_into(
@@ -77,7 +78,7 @@ def mean_into(
         if not target.is_floating_point():
             _largest_into(target, flats)
             continue
-        constant = _Constant(flats[0]) if segment in buffers else None
+        constant = _Constant.of(flats[0]) if segment in buffers else None
         if constant is not None:
             for flat in flats[1:]:
                 constant.add(flat)
@@ -169,11 +170,13 @@ def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> N
 
 
 class Accumulator:
-    """A running weighted sum, in `arena`, of at most `count` contributions; in half precision their running mean."""
+    """A running weighted sum, in `arena`, of at most `count` contributions; in half precision their running mean. `beside`: two
+    arenas for what they have in common in buffers, if that is to outlive this process."""
 
-    def __init__(self, arena: Arena, count: int) -> None:
+    def __init__(self, arena: Arena, count: int, beside: Sequence[Arena] = ()) -> None:
         self.arena = arena
-        self._count = count
+        self.arenas = (arena, *beside)
+        self.count = count
         self._down = 1.0  # the power of two that the sum is scaled by
         self._empty = True
         self._weights: dict[int, float] = {}  # by segment: of what was added to it
@@ -181,7 +184,7 @@ class Accumulator:
 
     def add(self, part: Arena, weight: float, absent: int = 0) -> None:
         """Add a contribution, but for segments of which all is `absent`: they count as zeros."""
-        down = room_for(self._count) * 0.5 ** max(0, frexp(weight)[1])
+        down = room_for(self.count) * 0.5 ** max(0, frexp(weight)[1])
         if self._empty:
             self._down = down
         elif down < self._down:  # a greater weight than before needs more room
@@ -213,9 +216,33 @@ class Accumulator:
             if not one.is_floating_point():
                 continue
             if self._empty:
-                self._constants[segment] = _Constant(one)
+                self._constants[segment] = self._constant(segment, one)
             else:
                 self._constants[segment].add(one)
+
+    def _constant(self, segment: int, first: torch.Tensor | None) -> _Constant:
+        """That of a segment, of which one is the first; or as it lies beside the sum."""
+        _, *beside = self.arenas
+        if not beside:
+            assert first is not None, "it lies nowhere"
+            return _Constant.of(first)
+        values, bools = beside
+        value, start = values.flat[segment], values.layout.segments[segment].start
+        where = bools.memory[start : start + value.numel()].view(torch.bool)
+        if first is not None:
+            value.copy_(first)
+            where.fill_(True)
+        return _Constant(value, where)
+
+    def numbers(self) -> list[Any]:
+        """What it knows beside tensors."""
+        return [self._down, self._empty, list(self._weights.items()), list(self._constants)]
+
+    def take(self, numbers: Sequence[Any]) -> None:
+        """Go on from these numbers, with what lies in `arenas`."""
+        self._down, self._empty, weights, constants = numbers
+        self._weights = dict(weights)
+        self._constants = {segment: self._constant(segment, None) for segment in constants}
 
     def empty(self) -> None:
         self._empty = True

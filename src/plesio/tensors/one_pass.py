@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -77,6 +78,7 @@ class Pass:
         self._kernels = kernels
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
+        self._process = 0  # that the pool is of: threads do not come along when a process forks
 
     def mean(self, out: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
         """`weighted_into`."""
@@ -137,7 +139,8 @@ class Pass:
             part(0, size)
             return gaps
         each = -(-size // (self._threads * stretch)) * stretch
-        self._pool = self._pool or ThreadPoolExecutor(self._threads - 1, "fold")
+        if self._pool is None or self._process != os.getpid():
+            self._pool, self._process = ThreadPoolExecutor(self._threads - 1, "fold"), os.getpid()
         others = [self._pool.submit(part, one, min(one + each, size)) for one in range(each, size, each)]
         part(0, each)
         for other in others:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.optim import SGD
 
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
@@ -15,14 +16,18 @@ from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
 from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.several import parts_of
 
+COUNTS = ("step", "mu_product")
+"""The numbers in the state of an optimizer that is stepped directly."""
+
 
 class StatefulOptimizer(ServerOptimizer):
     """One whose state outlives it."""
 
     def kept(self) -> Kept:
-        tensors = {f"optimizer {key}": arena.memory for key, arena in self._state_arenas.items()}
         held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
         swapped = [self.swapped_of(position) for position in range(len(held))]
+        used = {key for one in held for key in one.whole}
+        tensors = {f"optimizer {key}": arena.memory for key, arena in self.state_arenas.items() if key in used}
         for position, one in enumerate(held):
             small = {key: value for key, value in one.rest.items() if torch.is_tensor(value) and value.dim()}
             tensors |= {f"optimizer {key} of {position}": value for key, value in small.items()}
@@ -50,10 +55,14 @@ class StatefulOptimizer(ServerOptimizer):
                 f"the checkpoint holds the state of {kept}, and this run prepared {kind}; prepare the same optimizer, or "
                 "begin a new run and load weights.safetensors in the training function"
             )
-        if numbers["split"] > len(self.parameters):
-            self.split()
         self.set_groups(numbers["groups"])
         self._apply_groups()
+        self._restore(numbers)
+
+    def _restore(self, numbers: dict[str, Any]) -> None:
+        """The state, and what the optimizer itself wrote into its groups."""
+        if numbers["split"] > len(self.parameters):
+            self.split()
         for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
             group.update(own)
         swapped = numbers["swapped"]
@@ -65,6 +74,32 @@ class StatefulOptimizer(ServerOptimizer):
                 state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
             if state:
                 self.optimizer.state[parameter] = state
+
+    def numbers(self) -> Any:
+        """What its steps change beside the tensors of its state, as plain values: quickly, for each fold is told that."""
+        if not self._directly:
+            return self.kept().numbers
+        states = map(self.state_of, range(len(self.parameters)))
+        return [[float(state[key]) for key in COUNTS if key in state] if state else None for state in states]
+
+    def take(self, numbers: Any) -> None:
+        """Go on from these numbers, with the tensors as they are."""
+        self._at, self._set_at = None, ((), 0.0)
+        self._alike.clear()  # arenas have changed since
+        if not self._directly:
+            self._restore(numbers)
+            return
+        if len(numbers) > len(self.parameters):
+            self.split()
+        for position, counted in enumerate(numbers):
+            if counted is None:
+                continue
+            if self.kinds[self._group_of[position]] is SGD:
+                self._momentum(position)
+            elif not self.state_of(position):
+                self._begin_moments(position)
+            for key, value in zip(COUNTS, counted, strict=False):
+                self.state_of(position)[key].fill_(value)
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
@@ -97,7 +132,7 @@ class StatefulOptimizer(ServerOptimizer):
         """Copy the tensors that the keys of `carried` name; what look-ahead swaps for a worker's own is in `swapped`."""
         for key, arena in zip(carried.keys, arenas, strict=True):
             for position, piece in enumerate(self._pieces):
-                source = swapped if key == self.swapped_of(position) else self._state_arenas.get(key)
+                source = swapped if key == self.swapped_of(position) else self.state_arenas.get(key)
                 for tensor in piece.tensors:
                     if source is not None and key in carried.held[tensor].whole:
                         arena.views[tensor].copy_(source.views[tensor])

@@ -42,8 +42,8 @@ def no_global_hooks() -> Iterator[None]:
         _global_optimizer_post_hooks.update(after)
 
 
-def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
-    """How many tensors of the model's size these optimizers keep, found by a step on tiny tensors.
+def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout) -> list[str]:
+    """The keys of the tensors of the model's size that these optimizers keep, found by a step on tiny tensors.
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
@@ -67,7 +67,12 @@ def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
             f"{type(error).__name__}: {error}; take another optimizer, or {STAY}"
         ) from error
     state = optimizer.state.items()
-    return len({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
+    return sorted({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
+
+
+def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
+    """How many such tensors there are."""
+    return len(kept_keys(specs, layout))
 
 
 class Piece(NamedTuple):

@@ -54,7 +54,8 @@ class ServerOptimizer:
         """Of which class each group's optimizer is."""
         self._arena = arena
         self._new_arena = new_arena
-        self._state_arenas: dict[str, Arena] = {}
+        self.state_arenas: dict[str, Arena] = {}
+        """Where the tensors of its state lie, by key."""
         self.swapped: list[str | None] = [None] * len(given)
         """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
@@ -325,11 +326,18 @@ class ServerOptimizer:
         group, at = self.group_of(position), self._group_of[position]
         state = self.optimizer.state[self.parameters[position]]
         if not state:
-            begin(self.kinds[at], state)
-            for key in moments(group):
-                state[key] = self._new_state(position, key, own).zero_()
+            for key in self._begin_moments(position, own):
+                state[key].zero_()
         count(state, group)
         return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self.large)
+
+    def _begin_moments(self, position: int, own: torch.Tensor | None = None) -> tuple[str, ...]:
+        """Begin Adam's state, with moments as they lie there; the keys of these."""
+        state, keys = self.optimizer.state[self.parameters[position]], moments(self.group_of(position))
+        begin(self.kinds[self._group_of[position]], state)
+        for key in keys:
+            state[key] = self._new_state(position, key, own)
+        return keys
 
     def numbers_of(self, position: int) -> Numbers:
         """Adam's, of the last step, at the full learning rate."""
@@ -352,9 +360,15 @@ class ServerOptimizer:
                         state[key] = home.copy_(value)
 
     def _home(self, key: str) -> list[torch.Tensor]:
-        if key not in self._state_arenas:
-            self._state_arenas[key] = self._new_arena()
-        return self.select(self._state_arenas[key])
+        if key not in self.state_arenas:
+            self.state_arenas[key] = self._new_arena()
+        return self.select(self.state_arenas[key])
+
+    def make_room(self, keys: Sequence[str]) -> None:
+        """For the state of these keys, of which look-ahead swaps none."""
+        for key in keys:
+            if key not in self.swapped:
+                self._home(key)
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""

@@ -20,6 +20,8 @@ from plesio.errors import DeadlineError
 from plesio.protocol.coding import decoder_of, encode
 
 HEAD = struct.Struct("<I")
+NUMBERED_HEAD = struct.Struct("<II")
+"""A length, and the message's number; 0: it has none. A sender's successor may send a message again, under the same number."""
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 DESCRIPTORS_MAX = 250
 """What Linux passes in one message is 253."""
@@ -48,6 +50,7 @@ class Channel(Generic[M]):
         self._decode: Callable[[bytes], M] = decoder_of(kinds)
         self.peer = peer
         self._kept: deque[object] = deque()
+        self._heard = 0  # the number of the last message
 
     @classmethod
     def attach(cls, descriptor: int, kinds: type[M] | object, peer: str) -> Channel[M]:
@@ -77,9 +80,15 @@ class Channel(Generic[M]):
     def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         body = encode(message)
         assert len(body) <= MESSAGE_BYTES_MAX, "a message is small"
+        self._put(NUMBERED_HEAD.pack(len(body), self._number()) + body, descriptors)
+
+    def _number(self) -> int:
+        """The next message's."""
+        return 0
+
+    def _put(self, data: bytes, descriptors: Sequence[int]) -> None:
         try:
             # in one piece: a sender that is stopped between head and body would block the reader
-            data = HEAD.pack(len(body)) + body
             sent = socket.send_fds(self._socket, [data], list(descriptors))
             if sent < len(data):  # whoever has all of it may have closed the line by now
                 self._socket.sendall(data[sent:])
@@ -87,7 +96,7 @@ class Channel(Generic[M]):
             raise ChannelClosedError(self.peer) from error
 
     def receive(self, timeout_s: float, waiting_for: str = "a message") -> tuple[M, list[int]]:
-        """Wait for one message; it and the descriptors that came with it.
+        """Wait for one message; it and the descriptors that came with it. One that came before is dropped.
 
         If the sender stops in the middle of a message the line is closed: its next message could not be told from the rest.
 
@@ -96,18 +105,29 @@ class Channel(Generic[M]):
             DeadlineError: nothing came in time.
             ProtocolError: what came is no message that this end takes.
         """
+        while (heard := self.hear(timeout_s, waiting_for)) is None:
+            pass
+        return heard
+
+    def hear(self, timeout_s: float, waiting_for: str = "a message") -> tuple[M, list[int]] | None:
+        """As `receive`; None for a message that came before."""
         end_s = time.monotonic() + timeout_s
-        if not readable(self._socket.fileno(), timeout_s):
+        if not self._is_readable(timeout_s):
             raise DeadlineError(f"waited {timeout_s:g} s for {waiting_for} from {self.peer}: nothing came")
         descriptors: Sequence[int] = ()
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._socket, HEAD.size, DESCRIPTORS_MAX)
+            head, descriptors = self._begun(NUMBERED_HEAD.size)
             if not head:
                 raise ChannelClosedError(self.peer)
-            (size,) = HEAD.unpack(head + self._exactly(HEAD.size - len(head), end_s))
+            size, number = NUMBERED_HEAD.unpack(head + self._exactly(NUMBERED_HEAD.size - len(head), end_s))
             if size > MESSAGE_BYTES_MAX:
                 raise ChannelClosedError(f"{self.peer} announced a message of {size} bytes")
-            return self._decode(self._exactly(size, end_s)), list(descriptors)
+            body = self._exactly(size, end_s)
+            if 0 < number <= self._heard:
+                close_quietly(*descriptors)
+                return None
+            self._heard = number or self._heard
+            return self._decode(body), list(descriptors)
         except Exception as error:
             close_quietly(*descriptors)
             if isinstance(error, ConnectionResetError):
@@ -115,18 +135,29 @@ class Channel(Generic[M]):
             raise
 
     def _exactly(self, size: int, end_s: float) -> bytes:
-        body = bytearray(size)
-        view = memoryview(body)
-        while view:
-            if not readable(self._socket.fileno(), max(0.0, end_s - time.monotonic())):
+        body = bytearray()
+        while len(body) < size:
+            if not self._is_readable(max(0.0, end_s - time.monotonic())):
                 with contextlib.suppress(OSError):  # it may have gone this very moment
                     self._socket.shutdown(socket.SHUT_RDWR)
                 raise ChannelClosedError(f"{self.peer} stopped in the middle of a message")
-            got = self._socket.recv_into(view)
-            if got == 0:
+            got = self._more(size - len(body))
+            if not got:
                 raise ChannelClosedError(self.peer)
-            view = view[got:]
+            body += got
         return bytes(body)
+
+    def _is_readable(self, timeout_s: float) -> bool:
+        return readable(self._socket.fileno(), timeout_s)
+
+    def _begun(self, size: int) -> tuple[bytes, Sequence[int]]:
+        """At most the first `size` bytes of a message, and its descriptors."""
+        head, descriptors, _, _ = socket.recv_fds(self._socket, size, DESCRIPTORS_MAX)
+        return head, descriptors
+
+    def _more(self, size: int) -> bytes:
+        """At most so many of the rest."""
+        return self._socket.recv(size)
 
     def close(self) -> None:
         self._socket.close()

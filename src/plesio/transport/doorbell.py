@@ -23,8 +23,9 @@ from plesio.transport.channel import HEAD
 from plesio.transport.ring import Ring, Shown
 
 T = TypeVar("T")
-ANSWER_LAYOUT = struct.Struct("<i252p")
-"""A buffer's number, a length, and as many bytes, filled up. All answers are as long: each is read by itself and whole."""
+ANSWER_LAYOUT = struct.Struct("<iI252p")
+"""A buffer's number, the answer's, a length, and as many bytes, filled up. All answers are as long: each is read by itself and
+whole."""
 ANSWER_BYTES_MAX = 251
 PLACE = struct.Struct("<i")
 """Between hosts, the buffer's number before an answer."""
@@ -84,13 +85,14 @@ class Located(NamedTuple):
 class MessageReader:
     """The server's end of the pipe that a worker's messages come in by."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, read: Callable[[int, int], bytes] = os.read) -> None:
         self.descriptor = descriptor
+        self._read = read
         self._rest = b""
 
     def read(self) -> list[FromWorker] | None:
         """The messages that have come whole; None when the worker is gone. `ProtocolError` for what is no message."""
-        data = os.read(self.descriptor, 65536)
+        data = self._read(self.descriptor, 65536)
         if not data:
             return None
         data = self._rest + data if self._rest else data
@@ -109,15 +111,16 @@ class MessageReader:
         return messages
 
 
-def write_answer(descriptor: int, answer: Answer, buffer: int = 0) -> bool:
-    """Answer a worker, and say which buffer it goes on from; False if it is gone.
+def write_answer(descriptor: int, answer: Answer, buffer: int = 0, number: int = 0) -> bool:
+    """Answer a worker, and say which buffer it goes on from; False if it is gone. `number`: of the worker's answers, from 1. A
+    server's successor may give one again.
 
     BlockingIOError: it read none of the last ones, and there is no room for this one (the pipe is not to block).
     """
     try:
         body = encode(answer)
         assert len(body) <= ANSWER_BYTES_MAX, "an answer is small"
-        os.write(descriptor, ANSWER_LAYOUT.pack(buffer, body))
+        os.write(descriptor, ANSWER_LAYOUT.pack(buffer, number, body))
     except BrokenPipeError:
         return False
     return True
@@ -127,13 +130,33 @@ def nothing() -> None:
     """What there is to do meanwhile, where there is nothing."""
 
 
+class AnswerReader:
+    """The worker's end of the pipe that its answers come in by."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._number = 0
+
+    def read(self) -> tuple[int, bytes] | None:
+        """A buffer's number and an answer, packed, which is empty when the server is gone; None for one that came before."""
+        data = os.read(self.descriptor, ANSWER_LAYOUT.size)
+        if len(data) < ANSWER_LAYOUT.size:
+            return 0, b""
+        place, number, body = ANSWER_LAYOUT.unpack(data)
+        if 0 < number <= self._number:
+            return None
+        self._number = number
+        return place, body
+
+
 class Doorbell:
     """A worker's end of its two pipes; `ServerLostError` when the server is gone."""
 
     def __init__(self, push: int, answer: int, worker: int) -> None:
         self.place = 0
         self._push = push
-        self._answer = answer
+        self._answers = AnswerReader(answer)
+        self._read: tuple[int, bytes] | None = None  # and not taken
         self._worker = worker
         self._poller = select.poll()
         self._poller.register(answer, select.POLLIN)
@@ -147,7 +170,9 @@ class Doorbell:
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         """Whether an answer lies there (or the server is gone); waits for one up to `timeout_s`."""
-        return bool(self._poller.poll(timeout_s * 1000))
+        if self._read is None and self._poller.poll(timeout_s * 1000):
+            self._read = self._answers.read()
+        return self._read is not None
 
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
@@ -155,15 +180,17 @@ class Doorbell:
         """Wait for the next answer, after doing what can be done `meanwhile`; `DeadlineError` if it is not there in time."""
         started_s = time.monotonic()
         meanwhile()
-        if not self._lookout.wait(timeout_s):
-            raise DeadlineError(
-                f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "
-                "has not answered; it is frozen or starved, or another worker holds everybody for longer than timeout_s"
-            )
-        data = os.read(self._answer, ANSWER_LAYOUT.size)
-        if len(data) < ANSWER_LAYOUT.size:
+        while (read := self._read) is None:
+            if not self._lookout.wait(timeout_s):
+                raise DeadlineError(
+                    f"worker {self._worker} {_phase(number, version)} for {time.monotonic() - started_s:.0f} s: the server "
+                    "has not answered; it is frozen or starved, or another worker holds everybody for longer than timeout_s"
+                )
+            self._read = self._answers.read()
+        self._read = None
+        self.place, body = read
+        if not body:
             raise self._lost(_phase(number, version))
-        self.place, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         assert isinstance(answer, kind), "a worker knows what comes next"
         return answer

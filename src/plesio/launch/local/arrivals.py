@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from plesio.errors import PlesioError
+from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.table_links import TableLinks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello, Ready
@@ -26,12 +26,16 @@ class Arrivals:
         program: Program,
         begun: Callable[[Machine, float], None],
         tables: TableLinks,
+        now_s: Callable[[], float],
+        log: RecoveryLog | None = None,
     ) -> None:
         self._lines = lines
         self._opening = opening
         self._program = program
         self._begun = begun
         self._tables = tables
+        self._now_s = now_s
+        self._log = log
         self._late: list[Line] = []  # ready, while the others train
 
     def prepares(self, line: Line, message: Hello | Ready, descriptors: Sequence[int] = ()) -> None:
@@ -59,7 +63,7 @@ class Arrivals:
         blocks = self._opening.blocks
         if blocks is None or not self._opening.complete or self._tables.lacking():
             return
-        now_s, machine = time.monotonic(), Machine(blocks, rows=self._tables.rows(blocks))
+        now_s, machine = self._now_s(), Machine(blocks, rows=self._tables.rows(blocks), log=self._log)
         try:
             self._program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
@@ -79,7 +83,7 @@ class Arrivals:
             if line.gone or not self._program.sequencer.holds_slot_of(line.worker):
                 self._late.remove(line)
                 if not line.gone:
-                    self._join(line, time.monotonic())
+                    self._join(line, self._now_s())
 
     def _join(self, line: Line, now_s: float) -> None:
         """A worker takes part. The run has one more, if nobody was to have that seat."""

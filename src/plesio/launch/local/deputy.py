@@ -34,7 +34,7 @@ from plesio.protocol.payloads import Payloads, cut, payloads_of
 from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
-from plesio.transport.doorbell import ANSWER_LAYOUT, PLACE, decode_answer
+from plesio.transport.doorbell import PLACE, AnswerReader, decode_answer
 from plesio.transport.limits import LEASE_S, SEAT_S
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
@@ -60,14 +60,14 @@ class Deputy(StandIn):
         self._worker = worker
         self._seats = job.config.seats
         self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
-        self._push, self._answer = line[1:3]
+        self._push, self._answers = line[1], AnswerReader(line[2])
         self._ties = Ties(0, line[3:])
         self._order = Order(job.config.strategy)
         self._ring = Ring[memoryview]([])
         self._slot = memoryview(b"")
         self._shown_at = 0
         self._listen(self._server.fileno(), self._from_server)
-        self._listen(self._answer, self._from_answer)
+        self._listen(line[2], self._from_answer)
         self._hear |= {
             FrameKind.CHANNEL: self._to_server,
             FrameKind.DOORBELL: self._to_doorbell,
@@ -151,7 +151,9 @@ class Deputy(StandIn):
     # From the others
 
     def _from_server(self) -> None:
-        message, descriptors = self._server.receive(LEASE_S)
+        if (heard := self._server.hear(LEASE_S)) is None:
+            return
+        message, descriptors = heard
         if isinstance(message, messages.Welcome | messages.Refused):
             self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
@@ -190,16 +192,17 @@ class Deputy(StandIn):
         self._slot = parts(slots, nbytes, self._seats)[self._worker]
 
     def _from_answer(self) -> None:
-        data = os.read(self._answer, ANSWER_LAYOUT.size)
-        if len(data) < ANSWER_LAYOUT.size:
+        if (read := self._answers.read()) is None:
+            return
+        self._shown_at, body = read
+        if not body:
             raise ChannelClosedError("the server")
-        self._shown_at, body = ANSWER_LAYOUT.unpack(data)
         answer = decode_answer(body)
         self._order.told(answer)
         packed = isinstance(answer, messages.GoOn) and self._payloads.answers is not None
         shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
         payload = cut(shown.read, self._payloads.spans(answer))
-        self._session.send(FrameKind.ANSWER, data[: PLACE.size] + body, payload)
+        self._session.send(FrameKind.ANSWER, PLACE.pack(self._shown_at) + body, payload)
 
 
 def main(job: Job, descriptors: list[int]) -> None:

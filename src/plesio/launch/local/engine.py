@@ -23,6 +23,7 @@ from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
+from plesio.launch.local.rebirths import Rebirths
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
 from plesio.launch.returned import unpacked
@@ -52,6 +53,7 @@ class LocalEngine:
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
+        self._rebirths = Rebirths()
         self._raised: dict[int, str] = {}  # workers that the others go on without, and what
         self._deaths: list[Incident] = []  # closed lines, to the server
         self._stopped: set[int] = set()  # did not end when asked to, and were killed for it
@@ -162,7 +164,7 @@ class LocalEngine:
     def _hear(self, process: Process) -> bool:
         """Take one message; False when the line is closed."""
         try:
-            message, descriptors = process.channel.receive(self._job.config.timeout_s)
+            heard = process.channel.hear(self._job.config.timeout_s)
         except ChannelClosedError:
             self._hung_up(process)
             return False
@@ -172,6 +174,9 @@ class LocalEngine:
             self._happened(process.worker, f"{error}: hung up on")
             self._hung_up(process)
             return False
+        if heard is None:
+            return True
+        message, descriptors = heard
         if process is self._processes.server:
             self._patience.heard_s = time.monotonic()
         elif self._job.listening is not None:  # it may be anybody who knows the token
@@ -188,6 +193,8 @@ class LocalEngine:
                     one.began_s = 0.0 if self._job.listening is None else None
                 self._seats.begun = True
                 log.info("training began")
+            case launcher.Reborn():
+                self._reborn(message)
             case launcher.Progress():
                 self._live.workers = self._seats.workers
                 self._stands(message.time_s, message)
@@ -241,6 +248,13 @@ class LocalEngine:
                 self._hear_out(self._processes.workers)
                 self._final(message, descriptors)
         return True
+
+    def _reborn(self, reborn: launcher.Reborn) -> None:
+        """The server has died. Its spare goes on, and says when it does; if that is in vain, the run ends."""
+        server = self._processes.server
+        died, server.pid = server.pid, reborn.pid
+        if why := self._rebirths.why_not(reborn.generation, reborn.turn, time.monotonic()):
+            self._lose(f"the server process ({died}) died {self._where()}, and is not replaced: {why}")
 
     def _stands(self, time_s: float, told: launcher.Progress | launcher.Final) -> None:
         live = self._live
@@ -359,6 +373,10 @@ class LocalEngine:
         """Do what is due: faults, targets, and the end of a server that is silent and of workers that were asked to end."""
         processes, patience = self._processes, self._patience
         workers_left = not all(process.gone for process in processes.workers)
+        if self._job.is_durable and patience.server_hangs():
+            what = f"the server ({processes.server.pid}) has said nothing for {self._job.config.timeout_s:g} s: killed"
+            self._happened(None, what)
+            processes.server.kill()
         silence_s = patience.silence_s(workers_left)
         if silence_s is not None and self._outcome.final is None:
             self._give_up_on_server(silence_s, workers_left)
@@ -371,6 +389,7 @@ class LocalEngine:
                 worker = self._kills.pop(0).worker
                 killed = processes.server if worker is None else processes.numbered(worker)
                 if killed is not None:
+                    self._rebirths.expected += killed is processes.server
                     killed.kill()
             reason = self._watch(self._live)
             if reason is not None:

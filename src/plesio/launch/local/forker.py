@@ -28,7 +28,7 @@ from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly, readable
 
 FOREVER_S = 10.0**6  # it has no deadline: it ends with the engine's line
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
@@ -43,11 +43,13 @@ class Load(msgspec.Struct, tag=True, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """The engine, with descriptors: fork a process that calls `main(job, descriptors, *numbers)` of `module`."""
+    """The engine, with descriptors: fork a process that calls `main(job, descriptors, *numbers)` of `module`. `leads`: it has a
+    process group of its own, with others that it forks, and counts as there while one of these is."""
 
     module: str
     title: str
     numbers: tuple[int, ...]
+    leads: bool = False
 
 
 class End(msgspec.Struct, tag=True, frozen=True):
@@ -72,7 +74,7 @@ class Forker:
         self._channel = channel
         self._job: object = None
         self._imported = set(sys.modules)
-        self._children: set[int] = set()
+        self._children: set[int] = set()  # as `waitpid` and `kill` have it: a group by its negative number
 
     def run(self) -> None:
         """Serve until the engine hangs up, then leave no child behind."""
@@ -91,7 +93,7 @@ class Forker:
             self._channel.send(Done(failure, self._files_imported()))
         elif isinstance(message, Spawn):
             pid = self._fork(message, descriptors)
-            self._children.add(pid)
+            self._children.add(-pid if message.leads else pid)
             close_quietly(*descriptors)
             self._channel.send(Done(pid=pid))
         else:
@@ -106,11 +108,11 @@ class Forker:
         """Wait until the children have ended; kill those that are left in the end, or when the engine hangs up."""
         end_s = time.monotonic() + grace_s
         while self._children and time.monotonic() < end_s and not readable(self._channel.fileno(), 0.002):
-            self._children = {pid for pid in self._children if not os.waitpid(pid, os.WNOHANG)[0]}
-        for pid in self._children:
-            os.kill(pid, signal.SIGKILL)
+            self._children = {child for child in self._children if not _has_ended(child, os.WNOHANG)}
+        for child in self._children:
+            os.kill(child, signal.SIGKILL)
         while self._children:
-            os.waitpid(self._children.pop(), 0)
+            _has_ended(self._children.pop())
 
     def _load(self, message: Load, payload: BinaryIO) -> str:
         import cloudpickle
@@ -139,12 +141,18 @@ class Forker:
 
     def _fork(self, message: Spawn, descriptors: list[int]) -> int:
         parent = os.getpid()
+        if message.leads:
+            adopt_orphans()
         pid = os.fork()
         if pid:
+            if message.leads:  # whoever is first
+                os.setpgid(pid, pid)
             return pid
         code = 1
         try:
             stay_deaf()
+            if message.leads:
+                os.setpgid(0, 0)
             die_with_parent(parent)
             name_process(message.title.removeprefix("the "))
             self._channel.close()
@@ -160,6 +168,21 @@ class Forker:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def _has_ended(child: int, how: int = 0) -> bool:
+    """Take leave of a child, or of all in a group (its negative number); whether it, or each of them, has ended."""
+    try:
+        while (ended := os.waitpid(child, how)[0]) and child < 0:
+            pass
+    except ChildProcessError:
+        return True
+    return ended > 0
+
+
+def adopt_orphans() -> None:
+    """Let the children of this process's children be its own when those end."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def written_at(file: str) -> int:

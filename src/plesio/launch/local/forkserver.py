@@ -21,7 +21,7 @@ from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
 
 PRELOAD = (  # the modules that the processes of a run need
-    "plesio.launch.local.server_process",
+    "plesio.launch.local.server_entry",
     "plesio.launch.local.evaluator_process",
     "plesio.launch.local.worker_process",
     "plesio.launch.local.door",

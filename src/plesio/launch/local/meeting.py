@@ -16,6 +16,11 @@ class Meeting:
         self._lines = lines
         self._port = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anybody asked."""
+        return self._port > 0
+
     def group(self, awaited: bool, stopping: bool) -> GroupGiven:
         """For a worker; `awaited`: others wait for its contribution."""
         if not self._port:

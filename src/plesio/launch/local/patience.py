@@ -30,7 +30,7 @@ class Patience:
         self.heard_s = self.started_s  # when the server last said something
         self.begun_s: float | None = None
         self.asked = self.writing = False  # to stop; a checkpoint
-        self._silent = False
+        self._silent = self._hangs = False
         self._asked_s = self._written_s = 0.0
 
     def ask(self) -> None:
@@ -81,9 +81,19 @@ class Patience:
 
     def server_fell_silent(self, allowed_s: float) -> bool:
         """Whether it has, during training, said nothing for that long; once a silence."""
-        silent = self.begun_s is not None and not self.writing and time.monotonic() - self.heard_s > allowed_s
+        silent = self._is_silent(allowed_s)
         fell, self._silent = silent and not self._silent, silent
         return fell
+
+    def server_hangs(self) -> bool:
+        """Whether it has, during training, said nothing for as long as a process may wait for another; once a silence. Workers
+        wait for it twice as long."""
+        hangs = self._is_silent(self._timeout_s)
+        began, self._hangs = hangs and not self._hangs, hangs
+        return began
+
+    def _is_silent(self, allowed_s: float) -> bool:
+        return self.begun_s is not None and not self.writing and time.monotonic() - self.heard_s > allowed_s
 
     def _waited_s(self, asked_s: float) -> float:
         """How long those who were asked to end at that time had for it."""

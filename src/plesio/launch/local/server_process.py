@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -18,6 +17,7 @@ from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError
+from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job, pace_of
 from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
@@ -43,6 +43,7 @@ from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.doorbell import Located, Lookout, write_answer
+from plesio.transport.world import DIRECT, World
 
 TICK_S = 0.1
 MESSAGE_S = 10.0
@@ -61,9 +62,12 @@ class Server(Replies):
         lines: list[Line | None],
         writer: JournalWriter | None = None,
         table_servers: Sequence[Channel[FromTableServer]] = (),
+        world: World = DIRECT,
+        log: RecoveryLog | None = None,
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
+        self._world = world
         self._begins_anew = strategy.every.among_ranks  # a worker that lost one of its processes
         self._engine = engine
         self._lines = lines
@@ -74,7 +78,7 @@ class Server(Replies):
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         workers, seats = config.workers, config.seats
         checkpointer = Checkpointer(
-            job.keeping, strategy, workers, seats, counts=job.comes_and_goes, together=config.together
+            job.keeping, strategy, workers, seats, job.comes_and_goes, config.together, world.once
         )
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
@@ -101,8 +105,8 @@ class Server(Replies):
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
         )
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables)
-        self._snapshots = Snapshots(evaluator, lambda: program.standing(time.monotonic()), program.is_finite)
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
+        self._snapshots = Snapshots(evaluator, lambda: program.standing(self.now_s()), program.is_finite)
         self._peers: Peers | None = None
         self._meeting = Meeting(lines)
         self._handlers = Handlers()
@@ -114,20 +118,21 @@ class Server(Replies):
         }
         self._next_tick_s = self._emptied_s = 0.0
         self._wake_s = inf
-        self._started_s = time.monotonic()
+        self._started_s = self.now_s()
 
-    # Answers; none is repeated: pipes lose nothing
+    # Answers; none is asked for again: pipes lose nothing
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return self._world.now_s()
 
     def granted(self, effect: Grant | Cancel, answer: Located) -> float:
         line = self._line(effect.worker)
-        try:
-            write_answer(line.answer, *(answer.stopping() if line.leaving else answer))
-        except BlockingIOError:
+        line.answers += 1
+        told = answer.stopping() if line.leaving else answer
+        sent_s = self._world.once(lambda: _sent_s(line, told))
+        if not sent_s:
             self._unresponsive.append(line)
-        return time.monotonic()
+        return sent_s or self.now_s()
 
     def called_off(self, cancel: Cancel, answer: Located) -> float:
         return self.granted(cancel, answer)  # unasked
@@ -172,11 +177,20 @@ class Server(Replies):
         lookout = Lookout(self._handlers.poller)
         while not self._over():
             for descriptor, _ in lookout.wait(self._patience_s()):
-                self._handlers.call(descriptor)
-                self._hang_up()
-                self._arrivals.seat_late()
-            self._tick()
+                self._deal_with(descriptor)
+            if (now_s := time.monotonic()) >= min(self._next_tick_s, self._wake_s):
+                self._tick(now_s)
+            self._rest()
         self._finish()
+
+    def _deal_with(self, descriptor: int) -> None:
+        """Something has come there."""
+        self._handlers.call(descriptor)
+        self._hang_up()
+        self._arrivals.seat_late()
+
+    def _rest(self) -> None:
+        """All that came is dealt with."""
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
@@ -202,8 +216,8 @@ class Server(Replies):
         self._handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
         self._handlers.add(line.channel.fileno(), partial(self._from_channel, line))
 
-    def _tick(self) -> None:
-        now_s, program = time.monotonic(), self._program
+    def _tick(self, now_s: float) -> None:
+        program = self._program
         if now_s >= self._wake_s:
             program.receive(Ticked(), now_s)
         if now_s < self._next_tick_s:
@@ -243,19 +257,19 @@ class Server(Replies):
             case launcher.Scale(workers):
                 self._scale(workers)
             case launcher.Keep():
-                self._program.keep(time.monotonic())
+                self._program.keep(self.now_s())
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
                 if self._opening.blocks is not None:
                     self._opening.blocks.board.stopped = 1
-                self._program.stop(time.monotonic())
+                self._program.stop(self.now_s())
 
     def _scale(self, workers: int) -> None:
         """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""
         for line in self._opening.live():
             line.leaving = line.leaving or line.worker >= workers
-        self._program.scale(workers, time.monotonic())
+        self._program.scale(workers, self.now_s())
 
     def _opened(self, message: launcher.Opened, descriptors: list[int]) -> None:
         """Somebody has taken a seat, perhaps that of one who died."""
@@ -264,7 +278,8 @@ class Server(Replies):
             self._lost(older)
             self._program.returned(message.worker)
         self._program.meter.workers[message.worker].away = message.away
-        line = self._lines[message.worker] = Line.open(message.worker, message.incarnation, iter(descriptors))
+        line = Line.open(message.worker, message.incarnation, iter(descriptors), self._world)
+        self._lines[message.worker] = line
         self._listen(line)
 
     def _from_evaluator(self, descriptor: int) -> None:
@@ -284,7 +299,7 @@ class Server(Replies):
             return
         match message:
             case protocol.LeaseRequest() | protocol.RowsRequest():
-                if readable(line.messages.descriptor, 0.0):  # what it said before it asked
+                if self._world.once(lambda: readable(line.messages.descriptor, 0.0)):  # what it said before it asked
                     self._from_doorbell(line)
                 self._give(line, message)
             case protocol.StateWanted():
@@ -304,13 +319,13 @@ class Server(Replies):
             return
         if isinstance(request, protocol.RowsRequest):
             try:
-                self._program.wants_rows(line.worker, line.incarnation, request, time.monotonic())
+                self._program.wants_rows(line.worker, line.incarnation, request, self.now_s())
             except ConfigurationError as error:  # its worker has looked, too
                 self._cut_off(line, error)
         elif line.leaving:
             line.say(protocol.LeaseReply(stop=True))
         else:
-            self._program.lease(line.worker, line.incarnation, request, time.monotonic())
+            self._program.lease(line.worker, line.incarnation, request, self.now_s())
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -320,7 +335,7 @@ class Server(Replies):
                     raise ProtocolError(
                         f"worker {line.worker} said {type(message).__name__}, which has no place in this run"
                     )
-                self._hear[type(message)](line.worker, line.incarnation, message, time.monotonic())
+                self._hear[type(message)](line.worker, line.incarnation, message, self.now_s())
         except ProtocolError as error:
             self._cut_off(line, error)
             return
@@ -339,7 +354,7 @@ class Server(Replies):
         if line.gone:
             return
         self._close(line)
-        self._emptied_s = now_s = time.monotonic()
+        self._emptied_s = now_s = self.now_s()
         died = not line.finished
         self._program.over(line.worker, died, how, told=line.leaving)
         if self._peers is not None:
@@ -368,15 +383,15 @@ class Server(Replies):
 
     def _finish(self) -> None:
         program = self._program
-        program.end(time.monotonic())
+        program.end(self.now_s())
         if not program.begun:
-            self._engine.send(program.figures(time.monotonic()))
+            self._engine.send(program.figures(self.now_s()))
             return
         machine = self._machine
         self._snapshots.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
-        program.close(time.monotonic())
-        figures = program.figures(time.monotonic(), lies, machine.blocks.model)
+        program.close(self.now_s())
+        figures = program.figures(self.now_s(), lies, machine.blocks.model)
         self._engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
         self._snapshots.see_out(self._timeout_s)
 
@@ -384,7 +399,7 @@ class Server(Replies):
         """Tell the engine; what happened is put on record, too."""
         if isinstance(message, Trouble):
             what, worker = message.incident.what, message.incident.worker
-            self._recorder.keep(JournalWriter.note, what, time.monotonic(), worker)
+            self._recorder.keep(JournalWriter.note, what, self.now_s(), worker)
         self._tell_engine(message)
 
     def _journal_ends(self, error: JournalError) -> None:
@@ -396,24 +411,10 @@ class Server(Replies):
             self._engine.send_in_time(message)
 
 
-def main(job: Job, descriptors: list[int]) -> None:
-    """Entry of the server process. `descriptors`: engine, evaluator, journal, those of table servers, then channel, push,
-    answer of each worker."""
-    import torch
-
-    torch.set_num_threads(job.threads)
-    rest = iter(descriptors)
-    engine: Channel[launcher.ToServer] = Channel.attach(next(rest), launcher.ToServer, "the engine")
-    evaluator: Channel[Asked] | None = None
-    if job.evaluate is not None:
-        evaluator = Channel.attach(next(rest), Asked, "the evaluator")
-    writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
-    tables: list[Channel[FromTableServer]] = [
-        Channel.attach(next(rest), FromTableServer, f"table server {server}") for server in range(job.table_servers)
-    ]
-    lines: list[Line | None] = [None] * job.config.seats
-    if job.listening is None:
-        for worker in range(job.config.workers):
-            lines[worker] = Line.open(worker, job.incarnation, rest)
-    with suppress(ChannelClosedError):  # the engine is gone, and with it whoever wanted the result
-        Server(job, engine, evaluator, lines, writer, tables).run()
+def _sent_s(line: Line, told: Located) -> float:
+    """Answer a worker; when that was done, or 0 if there is no room for it."""
+    try:
+        write_answer(line.answer, *told, line.answers)
+    except BlockingIOError:
+        return 0.0
+    return time.monotonic()

@@ -7,14 +7,19 @@ What survives:
 | the process (SIGKILL)         | what was not flushed: at most the records since the flush before, of `FLUSH_S`  |
 | the machine                   | also what the system had not brought to disk; nothing before `flush(durable)`   |
 
+It writes at the place where a record belongs, so that who goes on from a dead process may write it again.
+
 The writer has no clock: it flushes when the time of an event says so, and its owner flushes when none came for a while.
 """
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import astuple
 
@@ -44,6 +49,7 @@ class JournalWriter:
         head: what the run is.
 
     Attributes:
+        once: does what depends on more than this process knows, and gives the result.
         position: the bytes so far, those not flushed included: where the next record will begin.
 
     Raises:
@@ -96,11 +102,12 @@ class JournalWriter:
     def _open(self, file: int | str | Path, flags: int, position: int) -> None:
         self.position = position
         self._name = f"descriptor {file}" if isinstance(file, int) else str(file)
+        self.once: Callable[[Callable[[], tuple[int, str]]], Sequence[Any]] = operator.call
         self._unwritten = bytearray()
         self._flush_due_s = 0.0
         try:
-            at_end = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            self._descriptor = file if isinstance(file, int) else os.open(file, at_end | flags, 0o644)
+            flags |= os.O_WRONLY | os.O_CLOEXEC
+            self._descriptor = file if isinstance(file, int) else os.open(file, flags, 0o644)
         except OSError as error:
             raise JournalError(f"the journal {self._name} cannot be opened: {error}; give another folder") from error
 
@@ -138,14 +145,24 @@ class JournalWriter:
 
     def flush(self, durable: bool = False) -> None:
         """Hand all so far to the system; `durable`: and wait until the disk has it, before a checkpoint relies on it."""
+        if not self._unwritten and not durable:
+            return
+        written, why_not = self.once(partial(self._written, durable))
+        del self._unwritten[:written]
+        if why_not:
+            raise JournalError(f"the journal {self._name} cannot be written: {why_not}; make room for it")
+
+    def _written(self, durable: bool) -> tuple[int, str]:
+        """How much of it all was written, and why not the rest."""
+        written, begin = 0, self.position - len(self._unwritten)
         try:
-            while self._unwritten:
-                written = os.write(self._descriptor, self._unwritten)
-                del self._unwritten[:written]
+            while written < len(self._unwritten):
+                written += os.pwrite(self._descriptor, self._unwritten[written:], begin + written)
             if durable:
                 os.fsync(self._descriptor)
         except OSError as error:
-            raise JournalError(f"the journal {self._name} cannot be written: {error}; make room for it") from error
+            return written, str(error)
+        return written, ""
 
     def close(self) -> None:
         """Flush and let go of the file; again is nothing."""

@@ -82,7 +82,7 @@ class IslandBell:
         if self._line is None:
             meanwhile()
         told = self._group.told(lambda: self._answered(kind, timeout_s, number, version, meanwhile))
-        self._place, body = ANSWER_LAYOUT.unpack(told)
+        self._place, _, body = ANSWER_LAYOUT.unpack(told)
         answer = decode_answer(body)
         assert isinstance(answer, kind), "all ranks know what comes next"
         return answer
@@ -93,7 +93,7 @@ class IslandBell:
         assert self._line is not None, "the captain is asked"
         answer = self._line.answer(kind, timeout_s, number, version, meanwhile)
         answer.steps_granted = self.grants(answer.steps_granted)
-        return ANSWER_LAYOUT.pack(self._line.place, encode(answer))
+        return ANSWER_LAYOUT.pack(self._line.place, 0, encode(answer))
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         raise NotImplementedError("what a rank sees in its own pipe is no business of the others: refused before")

@@ -1,0 +1,300 @@
+"""A server's memory outlives it: whoever takes over goes on to the bit, between whatever two lines the other one died."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import nan
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+
+import plesio
+from plesio.core.events import Effect, Event, Fold, Forget, Grant, Hold, Joined, Left, Pushed, Scaled, Share, Show
+from plesio.core.leases import DataLeases
+from plesio.core.sequencer import Sequencer
+from plesio.host.recovery_log import RecoveryLog
+from plesio.memory.blocks import Blocks
+from plesio.memory.machine import Machine
+from plesio.protocol.worker import Contribution, Hello
+from plesio.strategy import Strategy, recipes
+from plesio.strategy.answers import Server as at_server
+from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.model import describe
+from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
+from plesio.tensors.outer_optimizer import Yogi
+from plesio.tensors.packing import Packing
+from plesio.tensors.tensor_set import bits
+from support import loops
+
+WORKERS, SEATS = 3, 4
+TRACED = [str(Path(plesio.__file__).parent / room) for room in ("memory", "tensors", "host/recovery_log")]
+Make = Callable[..., Optimizer]
+
+
+class Case(NamedTuple):
+    """A run: how it is told to fold, what steps, and the model."""
+
+    strategy: Strategy
+    make: Make = partial(SGD, lr=0.1, momentum=0.9)
+    model: Callable[[], nn.Module] = loops.mlp
+
+
+class Act(NamedTuple):
+    """What happens next to the server, to whom, and with what in its slot."""
+
+    what: str
+    worker: int
+    seed: int
+
+
+def hello(worker: int, case: Case) -> Hello:
+    model = case.model()
+    optimizer = case.make(model.parameters())
+    return Hello(worker, describe(model, optimizer)[0], (OptimizerSpec.of(optimizer),), b"")
+
+
+class Server:
+    """A server with its memory, and its workers: who may contribute (`free`), and as which incarnation."""
+
+    def __init__(self, case: Case, log: RecoveryLog | None = None) -> None:
+        self.case, self.log = case, log
+        self.blocks = Blocks(case.strategy, WORKERS, [hello(w, case) for w in range(WORKERS)], False, seats=SEATS)
+        self.machine = Machine(self.blocks, log=log)
+        source = torch.Generator().manual_seed(1)
+        for view in self.blocks.ring[0].views:
+            view.copy_(torch.randn(view.shape, generator=source) if view.is_floating_point() else view)
+        self.sequencer = Sequencer(case.strategy, WORKERS, DataLeases(WORKERS, stealing=True))
+        self.sequencer.leases.may_change = True
+        self.machine.begin(0)
+        self.numbers = [0] * SEATS
+        self.incarnations = [0] * SEATS
+        self.free: set[int] = set()
+        self.sums: list[int] = []
+        codec = case.strategy.send.codec
+        self.packing = Packing(self.blocks.layout, codec) if codec is not None else None
+        for worker in range(WORKERS):
+            self.act(Act("join", worker, 0))
+
+    def once(self, do: Callable[[], Any]) -> Any:
+        return do() if self.log is None else self.log.once(do)
+
+    def possible(self) -> list[tuple[str, int]]:
+        """What may happen."""
+        members = {worker for worker in range(SEATS) if self.sequencer.members.seat(worker, self.incarnations[worker])}
+        gone = [worker for worker in range(SEATS) if worker not in members]
+        usual = [("push", worker) for worker in self.free] * 12
+        joins = [("join", worker) for worker in gone if not self.sequencer.holds_slot_of(worker)] * 4
+        leaves = [("leave", worker) for worker in members] if len(members) > 1 else []
+        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2))]
+
+    def act(self, act: Act) -> None:
+        worker, now_s = act.worker, float(act.seed)
+        if act.what == "push":
+            self.numbers[worker] += 1
+            self.free.discard(worker)
+            self.once(partial(self.write, act))
+            self.machine.told(worker, self.contribution(act))
+            event: Event = Pushed(worker, self.incarnations[worker], self.numbers[worker], 1, 32, 0)
+        elif act.what == "join":
+            self.incarnations[worker] += 1
+            self.numbers[worker] = 0
+            event = Joined(worker, self.incarnations[worker])
+        elif act.what == "leave":
+            self.free.discard(worker)
+            event = Left(worker, self.incarnations[worker], died=True)
+        else:
+            event = Scaled(worker)
+        self.do(self.sequencer.receive(event, now_s))
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, (Fold, Forget, Hold, Share, Show)):
+                self.machine.do(effect)
+            elif isinstance(effect, Grant):
+                self.free.add(effect.worker)
+                self.once(partial(self.granted, effect.worker))
+            if isinstance(effect, Fold):
+                self.sums.append(self.machine.checksum(effect.version))
+
+    def contribution(self, act: Act) -> Contribution:
+        rng, settings, absent = random.Random(act.seed), b"", 0
+        if self.case.strategy.steps_at_server:
+            absent = rng.choice([0, 0, 1 << rng.randrange(len(self.blocks.layout.specs)), 3])
+            absent &= sum(1 << at for at, spec in enumerate(self.blocks.layout.specs) if spec.kind is Kind.TRAINED)
+            if rng.random() < 0.2:
+                groups = hyper_parameters(self.case.make(self.case.model().parameters()))
+                settings = msgspec.msgpack.encode([{**one, "lr": one["lr"] * rng.random()} for one in groups])
+        return Contribution(self.numbers[act.worker], 1, 32, absent=bits(absent), settings=settings)
+
+    def write(self, act: Act) -> None:
+        """What a worker does before it rings."""
+        source, layout = torch.Generator().manual_seed(act.seed), self.blocks.layout
+        sent = Arena.private(layout)
+        for view in sent.views:
+            view.copy_(torch.randn(view.shape, generator=source) if view.is_floating_point() else view + 1)
+        slot = self.blocks.slots[act.worker]
+        if self.packing is not None:
+            self.packing.pack(sent, Arena.private(layout), slot, None)
+        else:
+            slot.copy_from(sent)
+
+    def granted(self, worker: int) -> None:
+        """It goes on: nothing that lay in its slot is there any more."""
+        for flat in self.blocks.slots[worker].flat:
+            flat.fill_(nan if flat.is_floating_point() else 7)
+
+    def stands(self) -> list[Any]:
+        """All that the run knows: to the bit, and as plain values."""
+        machine, versions = self.machine, self.blocks.versions
+        kept = machine.kept()
+        read = {worker: moving(versions.buffers[index]) for worker, index in versions.read_by_workers.items()}
+        tensors = {name: one.clone() for name, one in {**kept.weights, **kept.tensors}.items()}
+        return [read, {name: one.flatten().view(torch.uint8).tolist() for name, one in tensors.items()}, kept.numbers,
+                self.sums, machine.digest()]  # fmt: skip
+
+
+def moving(arena: Arena) -> bytes:
+    return b"".join(bytes(arena.memory[start:end].numpy()) for start, end in arena.layout.stretches(()))
+
+
+def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
+    """How many lines of the memory `do` runs through; SIGKILL before the one after `most`."""
+    ran = 0
+
+    def traced(frame: FrameType, what: str, _: Any) -> Any:
+        nonlocal ran
+        if what == "call":
+            return traced if any(frame.f_code.co_filename.startswith(room) for room in TRACED) else None
+        ran += what == "line"
+        if ran > most:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return traced
+
+    sys.settrace(traced)
+    try:
+        do()
+    finally:
+        sys.settrace(None)
+    return ran
+
+
+def planned(case: Case, acts: int, seed: int) -> tuple[list[Act], list[Any], int]:
+    """What happens, what comes of it where nobody dies, and about how many lines an act takes."""
+    server, rng, plan = Server(case), random.Random(seed), list[Act]()
+    lines = 0
+    for place in range(acts):
+        act = Act(*rng.choice(server.possible()), 100 + place)
+        plan.append(act)
+        lines += lines_of(partial(server.act, act))
+    return plan, server.stands(), lines // acts
+
+
+def killed(server: Server, plan: Sequence[Act], most: int) -> None:
+    """Another process goes on with the plan, and dies after so many lines, or at its end."""
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        return
+    try:
+        lines_of(partial(run_through, server, plan), most)
+        os.kill(os.getpid(), signal.SIGKILL)
+    finally:
+        os._exit(1)
+
+
+def run_through(server: Server, plan: Sequence[Act]) -> None:
+    rng = random.Random(len(plan))
+    for act in plan:
+        assert server.log is not None
+        server.log.turn(act.seed, 0.0)
+        server.act(act)
+        while rng.random() < 0.5 and server.machine.settle():
+            pass
+
+
+def survived(case: Case, plan: Sequence[Act], per_act: int, seed: int) -> tuple[list[Any], int]:
+    """What comes of the plan where servers die one after the other; how many died."""
+    log, rng, deaths = RecoveryLog(), random.Random(seed), 0
+    server = Server(case, log)
+    while plan:
+        log.begin()
+        log.counts()
+        killed(server, plan, rng.randrange(1, 4 * per_act))
+        deaths += 1
+        log.recover()
+        done = 0
+        while log.next_turn() is not None:  # the last one is gone on with
+            server.act(plan[done])
+            done += 1
+        if done < len(plan) and rng.random() < 0.5:
+            server.act(plan[done])
+            done += 1
+        plan = plan[done:]
+    return server.stands(), deaths
+
+
+def large() -> nn.Module:
+    """Stepped in one pass, by compiled kernels."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 3))
+
+
+def half() -> nn.Module:
+    return loops.mlp().to(torch.bfloat16)
+
+
+DANA, PLAIN = recipes.async_sgd(), recipes.async_sgd("plain")
+CASES = {
+    "SGD, in rounds": Case(recipes.sync_sgd(), partial(SGD, lr=0.1)),
+    "momentum, in rounds": Case(recipes.sync_sgd()),
+    "Adam": Case(PLAIN, partial(Adam, lr=0.01)),
+    "AdamW, amsgrad": Case(PLAIN, partial(AdamW, lr=0.01, amsgrad=True)),
+    "NAdam": Case(PLAIN, partial(NAdam, lr=0.01)),
+    "RMSprop": Case(PLAIN, partial(RMSprop, lr=0.01, momentum=0.9)),
+    "Adagrad": Case(PLAIN, partial(Adagrad, lr=0.1)),
+    "unknown": Case(PLAIN, partial(Yogi, lr=0.01)),
+    "look-ahead, SGD": Case(DANA),
+    "look-ahead, dampened": Case(DANA, partial(SGD, lr=0.1, momentum=0.9, dampening=0.1)),
+    "look-ahead, AdamW": Case(DANA, partial(AdamW, lr=0.01)),
+    "look-ahead, RMSprop": Case(DANA, partial(RMSprop, lr=0.01, momentum=0.9)),
+    "look-ahead, held": Case(recipes.buffered(2)),
+    "delay compensated": Case(recipes.async_sgd("delay_compensated")),
+    "gap aware": Case(recipes.async_sgd("gap_aware")),
+    "held": Case(recipes.buffered(2, correct="plain"), partial(AdamW, lr=0.01)),
+    "held, with buffers": Case(recipes.buffered(2, correct="plain"), model=loops.Masked),
+    "first of, called off": Case(recipes.first_of(2)),
+    "with buffers": Case(DANA, model=loops.Masked),
+    "with buffers, in rounds": Case(recipes.sync_sgd(), model=loops.Masked),
+    "means": Case(recipes.local_sgd(4)),
+    "packed": Case(recipes.diloco(4, codec="int8")),
+    "asynchronous deltas": Case(recipes.async_local_sgd(4)),
+    "elastic": Case(recipes.elastic_averaging(4)),
+    "mean gradient": Case(dataclasses.replace(recipes.allreduce(), via=at_server())),
+    "half precision": Case(recipes.sync_sgd(), partial(AdamW, lr=0.01), half),
+    "half precision, look-ahead": Case(DANA, partial(AdamW, lr=0.01), half),
+    "half precision, held, look-ahead": Case(recipes.buffered(2), model=half),
+    "half precision, means": Case(recipes.local_sgd(4), model=half),
+    "large": Case(recipes.sync_sgd(), model=large),
+    "large, look-ahead": Case(DANA, partial(AdamW, lr=0.01), large),
+    "large, half precision": Case(DANA, partial(AdamW, lr=0.01), lambda: large().to(torch.bfloat16)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goes_on_to_the_bit(name: str) -> None:
+    case = CASES[name]
+    plan, stands, per_act = planned(case, 30, 0)
+    found, deaths = survived(case, plan, per_act, 1)
+    assert deaths > 5
+    assert found == stands
