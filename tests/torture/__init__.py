@@ -31,8 +31,9 @@ True
 from __future__ import annotations
 
 from torture.bugs import BUGS, planted
+from torture.bugs.rebirth import REBIRTH_BUGS
 from torture.bugs.rows import ROW_BUGS
-from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_deaths, draw_with_rows
+from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_deaths, draw_with_rows, way_to_draw
 from torture.shrink import excerpt, shrink
 from torture.world import Outcome, simulate
 
@@ -62,14 +63,14 @@ def run_seed(
     >>> run_seed(0, "a restart is not told").failure
     'a restart is told: worker ... was not'
     """
-    kind = draw_with_rows if tables else draw_with_deaths if deaths else draw
-    plan = kind(seed, workers, contributions)
+    plan = way_to_draw(tables, deaths)(seed, workers, contributions)
     return simulate(plan, planted(bug), story=story)
 
 
 __all__ = [
     "BUGS",
     "FAULTS",
+    "REBIRTH_BUGS",
     "ROW_BUGS",
     "ROW_FAULTS",
     "Outcome",

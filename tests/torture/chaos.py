@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torture.network import Link
 from torture.plan import DEATHS
 from torture.process import Process
-from torture.reborn import Reborn
 
 if TYPE_CHECKING:
     from torture.world import World
@@ -16,7 +15,7 @@ DOWN_S = 1.0
 CUT_S = 1.5
 JUMP_S = 3600.0
 BOUNDARIES = 12
-DEATHS_EACH = 3
+DEATHS_EACH = 8
 
 
 def schedule(world: World) -> None:
@@ -132,8 +131,7 @@ def _crash_server(world: World, _: object) -> None:
 
 def _kill_server(world: World, _: object) -> None:
     """Let the server's process die at one of the next boundaries; its memory stays."""
-    assert isinstance(world.server, Reborn)
-    world.server.dies_in(world.rng.randint(1, 4 * BOUNDARIES))
+    world.server.end_at(world.server.boundaries + world.rng.randint(1, 4 * BOUNDARIES))
 
 
 def _crash_table_server(world: World, _: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -37,7 +38,7 @@ ROW_FAULTS = ("table servers lag", "table server crashes")
 """Those of runs with tables."""
 DEATHS = "server deaths"
 """The fault of runs whose server is reborn: its process dies, and what lies in memory stays."""
-DEATHS_WITHIN_S = 0.15
+DEATHS_WITHIN_S = 0.1
 """Three in this time are the end; real servers have a minute."""
 MOST_SERVERS = 3
 STEP_S = 0.01
@@ -142,6 +143,11 @@ def draw_with_deaths(seed: int, workers: int | None = None, contributions: int |
     """
     plan = draw(seed, workers, contributions)
     return replace(plan, faults=plan.faults | {DEATHS})
+
+
+def way_to_draw(tables: bool, deaths: bool) -> Callable[[int, int | None, int | None], Plan]:
+    """The one of the above that these settings stand for."""
+    return draw_with_rows if tables else draw_with_deaths if deaths else draw
 
 
 @cache

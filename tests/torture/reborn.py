@@ -47,7 +47,9 @@ WAKES_S = 0.03
 AGAIN = 0.2
 """How likely it dies once more while it recovers, or soon after."""
 FORK_FAILS = 0.1
+DIES_FORKING = 0.3
 DEATHS_MOST = 3
+SPARES_KEPT = 4
 NOWHERE = (0, 0)
 """Between turns."""
 
@@ -129,7 +131,7 @@ class Survivor:
 
 
 class Witness(Forked):
-    """Stands between a server and the oracle, which is shown everything once: what a reborn server does again must be the same."""
+    """Stands between a server and the oracle, and shows it everything once: what a reborn server does again must be the same."""
 
     AGAIN = frozenset({"letter_came", "fell_silent", "event", "effect", "settled", "told"})
 
@@ -291,9 +293,9 @@ class Reborn(Server):
         if self.boundaries == self._dies_at:
             raise Crash
 
-    def dies_in(self, boundaries: int) -> None:
-        """Let the process die so many boundaries from now."""
-        self._dies_at = self.boundaries + boundaries
+    def end_at(self, boundary: int) -> None:
+        """Let the process die there; its memory stays."""
+        self._dies_at = boundary
 
     def _saw(self, event: Event, effects: list[Effect]) -> None:
         self._wants_spare |= type(event) is Joined  # as if descriptors had come with it
@@ -311,22 +313,30 @@ class Reborn(Server):
 
     def _may_go_on(self) -> bool:
         """Not without a spare, if the same turn has killed two, nor after several deaths in a short time."""
-        self._spares = [one for one in self._spares if one["log"].is_mine]
-        now_s = self.agenda.now_s
+        spare, now_s = self._spare(), self.agenda.now_s
         self._deaths = [one for one in self._deaths if now_s - one[0] < DEATHS_WITHIN_S]
-        place = self._spares[0]["log"].place if self._spares else NOWHERE
+        place = spare["log"].place if spare else NOWHERE
         again = place != NOWHERE and any(place == one for _, one in self._deaths)
         self._deaths.append((now_s, place))
-        goes_on = bool(self._spares) and not again and len(self._deaths) < DEATHS_MOST
+        goes_on = spare is not None and not again and len(self._deaths) < DEATHS_MOST
         self.world.tally["server deaths" if goes_on else "servers given up"] += 1
         return goes_on
 
+    def _spare(self) -> dict[str, Any] | None:
+        """Who takes over. Others may still be asleep: of a process that died before its spare counted."""
+        spares = [one for one in self._spares if one["log"].is_mine]
+        if len(spares) > 1:
+            raise PromiseBroken(f"one takes over: {len(spares)} do")
+        return spares[0] if spares else None
+
     def _wake(self, _: object, __: object) -> None:
         """The spare goes on where the dead process came to."""
-        vars(self).update(self._copy(self._spares[0]))
+        spare = self._spare()
+        assert spare is not None
+        vars(self).update(self._copy(spare))
         self.down = self._asleep = False
         if self.world.random() < AGAIN:
-            self.dies_in(self.world.rng.randint(1, 100))
+            self.end_at(self.boundaries + self.world.rng.randint(1, 100))
         try:
             self._recover()
         except Crash:
@@ -346,13 +356,18 @@ class Reborn(Server):
         self.oracle.read_all()
 
     def _new_spare(self) -> None:
-        """Fork one. Until it counts the one before takes over; if it fails, none does."""
+        """Fork one. Until it counts the one before takes over; if it fails, none does.
+
+        A death that is due soon may well strike here, for forks are few.
+        """
+        if self.boundaries < self._dies_at and self.world.random() < DIES_FORKING:
+            self.end_at(self.boundaries + self.world.rng.randint(1, 6))
         self.log.begin()
         if self.world.random() < FORK_FAILS:
             self.log.give_up()
             return
         self._wants_spare = False
-        self._spares = [*self._spares[-1:], self._copy(vars(self))]
+        self._spares = [*self._spares[1 - SPARES_KEPT :], self._copy(vars(self))]
         self.log.counts()
 
     def _copy(self, state: dict[str, Any]) -> dict[str, Any]:

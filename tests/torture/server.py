@@ -274,6 +274,10 @@ class Server(Memory, Replies):
     def _send(self, letter: FromServer) -> None:
         self.world.down[letter.worker].send(letter, self.epoch)
 
+    def end_at(self, boundary: int) -> None:
+        """Let it end there."""
+        self.crashes_at = boundary
+
     def _boundary(self) -> None:
         self.boundaries += 1
         if self.boundaries == self.crashes_at:

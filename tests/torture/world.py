@@ -93,7 +93,7 @@ class _Seat:
 
 
 class World:
-    """A run of a plan; `crash_at` makes the server crash at that boundary."""
+    """A run of a plan; `crash_at` makes the server crash (or only its process die, where it is reborn) at that boundary."""
 
     def __init__(self, plan: Plan, parts: Parts, *, story: bool = False, crash_at: int | None = None) -> None:
         rng = random.Random(plan.seed)
@@ -118,7 +118,7 @@ class World:
         self.rows = RowsOfRun(self) if plan.servers else None
         self.server = self._new_server(1)
         if crash_at is not None:
-            self.server.crashes_at = crash_at
+            self.server.end_at(crash_at)
         self.seats = [_Seat() for _ in range(plan.workers)]
         for worker in range(plan.workers):
             self.launch(worker)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.core.events import Leased
-from plesio.host.recovery_log import READ, READ_MOST, _waiting
+from plesio.host.recovery_log import LATEST, READ, READ_MOST, _waiting
 from torture.bugs.planting import BUGS, bug
 from torture.reborn import Log, Reborn, Survivor
 from torture.sessions.envelopes import Answer, FromServer
@@ -44,21 +44,11 @@ class _ReadsFirst(Log):
         return data
 
 
-@bug("a spare counts before it is forked")
-class _CountsFirst(Log):
+@bug("a number is used for two spares")
+class _CountsFromItsOwn(Log):
     def begin(self) -> None:
+        self._words[LATEST] = self._generation
         super().begin()
-        self.counts()
-
-
-@bug("an earlier spare takes over")
-class _StaysTheSame(Log):
-    def counts(self) -> None:
-        pass
-
-    @property
-    def is_mine(self) -> bool:
-        return True
 
 
 # Memory
