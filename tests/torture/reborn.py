@@ -133,7 +133,7 @@ class Survivor:
 class Witness(Forked):
     """Stands between a server and the oracle, and shows it everything once: what a reborn server does again must be the same."""
 
-    AGAIN = frozenset({"letter_came", "fell_silent", "event", "effect", "settled", "told"})
+    AGAIN = frozenset({"taken", "letter_came", "fell_silent", "event", "effect", "settled", "told"})
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -153,22 +153,23 @@ class Witness(Forked):
                 self._broken("a reborn server does as the dead one did", self._seen[self._at - 1], what)
             return
         self._seen.append(what)
-        if call == "letter_came":
-            self._taken_in(arguments[0])
-        elif call == "told":
+        if call == "taken":
+            self._taken(arguments[0])
+            return
+        if call == "told":
             self.went_out()
             self.told_now.append(arguments[0])
         getattr(self._oracle, call)(*arguments)
 
-    def _taken_in(self, letter: FromWorker) -> None:
-        came = next((one for one in iter(self.in_the_pipe.popleft, None) if not isinstance(one, HungUp)), None)
-        if came != letter:
-            self._broken("what came is heard once, in order", came, letter)
+    def _taken(self, what: object) -> None:
+        came = self.in_the_pipe.popleft() if self.in_the_pipe else "nothing"
+        if came != what:
+            self._broken("what came is heard once, in order", came, what)
 
     def read_all(self) -> None:
         """The pipe is empty."""
-        if left := [one for one in self.in_the_pipe if not isinstance(one, HungUp)]:
-            self._broken("what came is heard once, in order", left, "nothing")
+        if self.in_the_pipe:
+            self._broken("what came is heard once, in order", self.in_the_pipe, "nothing")
 
     def went_out(self) -> None:
         """Whatever is told was sent."""
@@ -243,6 +244,7 @@ class Reborn(Server):
 
     def _read(self) -> None:
         for what, payload in MAIL.decode_lines(self.log.read(self._inbox)):
+            self.oracle.taken(what)
             if isinstance(what, HungUp):
                 self._hang_up(what.worker, what.incarnation)
             else:
