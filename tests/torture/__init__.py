@@ -15,6 +15,7 @@ messages, which is worse than what pipes and TCP do; `sessions/` makes requests 
 | network.py | links that lose, repeat, delay, reorder, and are cut                                       |
 | disk.py    | forgets what was not synced                                                                |
 | server.py  | the server around the core; crashes between any two effects                                |
+| reborn.py  | the server whose process dies alone: a spare goes on from its log, in memory that outlives |
 | process.py | a worker around its session; clocks that drift and jump                                    |
 | sessions/  | delivery: requests that are answered once, leases that run out, restarts that are told     |
 | model.py   | parameters that are the multiset of what was folded                                        |
@@ -30,8 +31,9 @@ True
 from __future__ import annotations
 
 from torture.bugs import BUGS, planted
+from torture.bugs.rebirth import REBIRTH_BUGS
 from torture.bugs.rows import ROW_BUGS
-from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_rows
+from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_deaths, draw_with_rows, way_to_draw
 from torture.shrink import excerpt, shrink
 from torture.world import Outcome, simulate
 
@@ -43,6 +45,7 @@ def run_seed(
     workers: int | None = None,
     contributions: int | None = None,
     tables: bool = False,
+    deaths: bool = False,
     story: bool = False,
 ) -> Outcome:
     """Run what `seed` stands for; the same seed and sizes give the same run, event for event.
@@ -51,6 +54,7 @@ def run_seed(
         bug: the name of a bug to plant (`BUGS`), to see it found.
         workers, contributions: the size; drawn where not given. `contributions` is a worker's.
         tables: whether the model has one, whose rows are at one to three servers.
+        deaths: whether the server's process dies now and then, and is reborn.
         story: whether the outcome is to tell what happened, a line an event.
 
     Raises:
@@ -59,18 +63,20 @@ def run_seed(
     >>> run_seed(0, "a restart is not told").failure
     'a restart is told: worker ... was not'
     """
-    plan = (draw_with_rows if tables else draw)(seed, workers, contributions)
+    plan = way_to_draw(tables, deaths)(seed, workers, contributions)
     return simulate(plan, planted(bug), story=story)
 
 
 __all__ = [
     "BUGS",
     "FAULTS",
+    "REBIRTH_BUGS",
     "ROW_BUGS",
     "ROW_FAULTS",
     "Outcome",
     "Plan",
     "draw",
+    "draw_with_deaths",
     "draw_with_rows",
     "excerpt",
     "run_seed",

@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from plesio.cli.live import terminal
-from torture import Outcome, draw, draw_with_rows, excerpt, shrink
+from torture import Outcome, excerpt, shrink
 from torture.bugs import planted
+from torture.plan import way_to_draw
 from torture.world import simulate
 
 FAILURES_SHOWN = 5
@@ -32,6 +33,9 @@ Contributions = Annotated[
 ]
 Tables = Annotated[
     bool, typer.Option("--tables", help="The model has a table, whose rows are at one to three servers.")
+]
+Deaths = Annotated[
+    bool, typer.Option("--deaths", help="The server's process dies now and then, and a spare of it goes on.")
 ]
 Bug = Annotated[str | None, typer.Option(metavar="NAME", help="Plant a bug, to see it found.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -65,6 +69,7 @@ def torture(
     contributions: Contributions = None,
     bug: Bug = None,
     tables: Tables = False,
+    deaths: Deaths = False,
     as_json: AsJson = False,
 ) -> int:
     """Run the core under lossy networks, crashes and torn disks, all simulated, and check every promise.
@@ -72,19 +77,18 @@ def torture(
     Each seed is one run. A failing one is printed with the smallest run that still fails, as a story.
     """
     console = terminal()
-    parts = planted(bug)
+    parts, draw = planted(bug), way_to_draw(tables, deaths)
     sweep = Sweep()
     started_s = time.perf_counter()
     with _progress(console) as progress:
         line = progress.add_task("", total=seeds, words="")
         drawn_s = started_s
         for seed in range(first_seed, first_seed + seeds):
-            plan = (draw_with_rows if tables else draw)(seed, workers, contributions)
-            outcome = simulate(plan, parts)
+            outcome = simulate(draw(seed, workers, contributions), parts)
             sweep.add(outcome)
             sweep.wall_s = time.perf_counter() - started_s
             if outcome.failure is not None and not as_json:
-                again = _again(seed, workers, contributions, bug, tables)
+                again = _again(seed, workers, contributions, bug, [*["--tables"] * tables, *["--deaths"] * deaths])
                 _tell(progress.console, outcome, shrink(outcome.plan, parts), again)
             if len(sweep.failures) == FAILURES_SHOWN:
                 break
@@ -109,12 +113,11 @@ def _words(sweep: Sweep) -> str:
     return f"{sweep.seeds / max(sweep.wall_s, 1e-9):,.0f}/s  {sweep.contributions:,} contributions{failed}"
 
 
-def _again(seed: int, workers: int | None, contributions: int | None, bug: str | None, tables: bool) -> str:
+def _again(seed: int, workers: int | None, contributions: int | None, bug: str | None, kind: list[str]) -> str:
     """The command that runs this seed alone."""
     options = {"--first-seed": seed, "--seeds": 1, "--workers": workers, "--contributions": contributions, "--bug": bug}
     given = [part for name, value in options.items() if value is not None for part in (name, str(value))]
-    given += ["--tables"] if tables else []
-    return f"PYTHONPATH=tests {shlex.join(['python', '-m', 'torture', *given])}"
+    return f"PYTHONPATH=tests {shlex.join(['python', '-m', 'torture', *given, *kind])}"
 
 
 def _tell(console: Console, outcome: Outcome, smallest: Outcome, again: str) -> None:

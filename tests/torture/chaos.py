@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torture.network import Link
+from torture.plan import DEATHS
 from torture.process import Process
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ DOWN_S = 1.0
 CUT_S = 1.5
 JUMP_S = 3600.0
 BOUNDARIES = 12
+DEATHS_EACH = 8
 
 
 def schedule(world: World) -> None:
@@ -28,10 +30,11 @@ def schedule(world: World) -> None:
         "departures": _depart,
         "clock jumps": _jump,
         "table server crashes": _crash_table_server,
+        DEATHS: _kill_server,
     }
     for fault, strike in strikes.items():
         if fault in plan.faults:
-            for _ in range(plan.strikes):
+            for _ in range(plan.strikes * (DEATHS_EACH if fault == DEATHS else 1)):
                 world.agenda.at(plan.chaos_s * rng.random(), strike, world)
 
 
@@ -124,6 +127,11 @@ def _jump(world: World, _: object) -> None:
 def _crash_server(world: World, _: object) -> None:
     """Let the server crash a few boundaries from now."""
     world.server.crashes_at = world.server.boundaries + world.rng.randint(1, BOUNDARIES)
+
+
+def _kill_server(world: World, _: object) -> None:
+    """Let the server's process die at one of the next boundaries; its memory stays."""
+    world.server.end_at(world.server.boundaries + world.rng.randint(1, 4 * BOUNDARIES))
 
 
 def _crash_table_server(world: World, _: object) -> None:

@@ -6,7 +6,6 @@ cannot hide in rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Self
 
 import msgspec
@@ -56,26 +55,28 @@ class Model:
         self.visited = bytearray(GROW)
         self.folded = [0] * workers
 
-    def fold(self, contributions: Iterable[tuple[int, Contribution]]) -> None:
-        """Add these, each with its payload, and make the next version."""
-        for payload, one in contributions:
-            while payload >= len(self.params):
-                self.params.extend(bytes(GROW))
-            while one.batch >= len(self.visited):
-                self.visited.extend(bytes(GROW))
-            self.params[payload] += 1
-            self.visited[one.batch] += 1
-            self.folded[one.worker] += 1
-        self.version += 1
+    def add(self, payload: int, one: Contribution) -> None:
+        """Add a contribution to what is to be the next version."""
+        while payload >= len(self.params):
+            self.params.extend(bytes(GROW))
+        while one.batch >= len(self.visited):
+            self.visited.extend(bytes(GROW))
+        self.params[payload] += 1
+        self.visited[one.batch] += 1
+        self.folded[one.worker] += 1
 
     def state(self) -> ModelState:
-        """A copy, for a checkpoint."""
+        """A copy, for a checkpoint or a backup."""
         return ModelState(self.version, bytes(self.params), bytes(self.visited), tuple(self.folded))
 
     @classmethod
     def restore(cls, state: ModelState) -> Self:
         """The model as it was."""
         model = cls(0)
-        model.version, model.folded = state.version, list(state.folded)
-        model.params, model.visited = bytearray(state.params), bytearray(state.visited)
+        model.go_back(state)
         return model
+
+    def go_back(self, state: ModelState) -> None:
+        """Be what it was."""
+        self.version, self.folded = state.version, list(state.folded)
+        self.params, self.visited = bytearray(state.params), bytearray(state.visited)

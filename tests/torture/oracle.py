@@ -7,7 +7,7 @@ the parameters, staleness by what the workers know they computed from, silence b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from plesio.core.events import (
@@ -142,12 +142,12 @@ class Oracle:
         if seat is not None and seat.incarnation == event.incarnation:
             self._gone(event.worker)
 
-    def fell_silent(self, event: Left, alive: bool) -> None:
+    def fell_silent(self, event: Left, is_well: Callable[[int], bool]) -> None:
         """The server takes a worker for dead because it heard nothing of it."""
         silent_s = (self.now_s - self._letter_s[event.worker]) * self.clock_rate
         if silent_s < SILENCE_S - ROUNDING_S:
             self._broken(f"a lease is kept: worker {event.worker} was silent for {silent_s:.3f} s only")
-        if self.calm and alive and event.worker in self._seats:
+        if self.calm and event.worker in self._seats and is_well(event.worker):
             self._broken(f"a live worker keeps its lease: worker {event.worker} lost it on a healthy network")
 
     def _gone(self, worker: int) -> None:

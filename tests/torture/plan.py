@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -35,6 +36,10 @@ FAULTS = (
 )
 ROW_FAULTS = ("table servers lag", "table server crashes")
 """Those of runs with tables."""
+DEATHS = "server deaths"
+"""The fault of runs whose server is reborn: its process dies, and what lies in memory stays."""
+DEATHS_WITHIN_S = 0.1
+"""Three in this time are the end; real servers have a minute."""
 MOST_SERVERS = 3
 STEP_S = 0.01
 """How long a step of an ordinary worker takes."""
@@ -80,7 +85,7 @@ class Plan:
     """How many hold the rows of tables, to begin with; 0: there are no tables."""
 
     def __str__(self) -> str:
-        faults = ", ".join(one for one in (*FAULTS, *ROW_FAULTS) if one in self.faults) or "no faults"
+        faults = ", ".join(one for one in (*FAULTS, *ROW_FAULTS, DEATHS) if one in self.faults) or "no faults"
         size = f"{self.workers} workers x {self.contributions} contributions"
         tables = f"rows at {self.servers} servers, " if self.servers else ""
         return f"{size}, {self.strategy.name}, {tables}answers when {self.level.name.lower()}; {faults}"
@@ -128,6 +133,21 @@ def draw_with_rows(seed: int, workers: int | None = None, contributions: int | N
         faults=faults,
         servers=rng.randint(1, MOST_SERVERS),
     )
+
+
+def draw_with_deaths(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
+    """The plan of `seed` for a server whose process dies now and then, and is reborn.
+
+    >>> DEATHS in draw_with_deaths(7).faults
+    True
+    """
+    plan = draw(seed, workers, contributions)
+    return replace(plan, faults=plan.faults | {DEATHS})
+
+
+def way_to_draw(tables: bool, deaths: bool) -> Callable[[int, int | None, int | None], Plan]:
+    """The one of the above that these settings stand for."""
+    return draw_with_rows if tables else draw_with_deaths if deaths else draw
 
 
 @cache

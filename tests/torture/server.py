@@ -36,7 +36,7 @@ from plesio.transport.doorbell import Located
 from torture.model import Image, Model
 from torture.plan import PATIENCE_S, SILENCE_S
 from torture.process import Clock
-from torture.sessions.envelopes import FromWorker
+from torture.sessions.envelopes import FromServer, FromWorker
 from torture.sessions.service import ServiceState
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Watched:
         self._saw = saw
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._sequencer, name)
+        return getattr(vars(self).get("_sequencer"), name)  # none yet: it is being copied
 
     def receive(self, event: Event, now_s: float) -> list[Effect]:
         """What the sequencer makes of it."""
@@ -118,38 +118,42 @@ class Server(Memory, Replies):
 
     def hear(self, letter: FromWorker, payload: int) -> None:
         """A letter of a worker arrived, its contribution beside it."""
-        if self.down:
-            return
-        self.oracle.now_s = self.agenda.now_s
+        self._guarded(self._take_in, letter, payload)
+
+    def _take_in(self, letter: FromWorker, payload: int) -> None:
         self.oracle.letter_came(letter)
         events = self.service.receive(letter, self.now_s())
-        try:
-            if self.service.outbox:
-                self._post()
-            self._tell(events, payload)
-        except Crash:
-            self._crash()
+        if self.service.outbox:
+            self._post()
+        self._tell(events, payload)
 
     def broken(self, worker: int, incarnation: int) -> None:
         """The connection to a process ended with it."""
-        if not self.down:
-            self._guarded(self.service.broken(worker, incarnation))
+        self._guarded(self._hang_up, worker, incarnation)
+
+    def _hang_up(self, worker: int, incarnation: int) -> None:
+        self._tell(self.service.broken(worker, incarnation), NEVER)
 
     def _tick(self, _: object, __: object) -> None:
         if self.down:
             return
-        self.oracle.now_s = self.agenda.now_s
+        self._guarded(self._look)
+        self.agenda.at(self.agenda.now_s + TICK_S, self._tick)
+
+    def _look(self) -> None:
         silent = self.service.tick(self.now_s())
         for event in silent:
             assert isinstance(event, Left)
-            self.oracle.fell_silent(event, self.world.is_well(event.worker))
-        self._guarded((*silent, Ticked()))
-        self.agenda.at(self.agenda.now_s + TICK_S, self._tick)
+            self.oracle.fell_silent(event, self.world.is_well)
+        self._tell((*silent, Ticked()), NEVER)
 
-    def _guarded(self, events: Iterable[Event]) -> None:
-        self.oracle.now_s = self.agenda.now_s
+    def _guarded(self, deal: Callable[..., None], *with_what: Any) -> None:
+        """Deal with what came, up to a crash."""
+        if self.down:
+            return
+        self.world.oracle.now_s = self.agenda.now_s
         try:
-            self._tell(events, NEVER)
+            deal(*with_what)
         except Crash:
             self._crash()
 
@@ -204,24 +208,32 @@ class Server(Memory, Replies):
         """What came is added to the buffer, or a version made."""
         if isinstance(effect, Hold):
             assert isinstance(self._event, Pushed)
-            self._buffer.append(self._slots[effect.worker, self._event.incarnation])
+            self._hold(self._slots[effect.worker, self._event.incarnation])
         elif isinstance(effect, Fold):
-            self._fold(effect)
+            slots = [] if effect.held else [self._slots[one.worker, one.incarnation] for one in effect.members]
+            self._fold(effect, slots)
+            self.service.folded(effect)
 
-    def _fold(self, fold: Fold) -> None:
+    def _hold(self, payload: int) -> None:
+        self._buffer.append(payload)
+
+    def _fold(self, fold: Fold, slots: list[int]) -> None:
         """Make a version of what lies in the slots, or in the buffer."""
-        if fold.held:
-            payloads, self._buffer = self._buffer, []
-        else:
-            payloads = [self._slots[member.worker, member.incarnation] for member in fold.members]
+        payloads = self._buffer if fold.held else slots
         self.oracle.folded(fold, payloads)
-        made = self.oracle.made
-        self.model.fold([(one, made[one]) for one in payloads])
-        self.service.folded(fold)
+        for payload in payloads:
+            self.model.add(payload, self.oracle.made[payload])
+            self._added()
+        self.model.version += 1
         self.world.tally["contributions folded"] += len(payloads)
         if self.world.story is not None:
             self.world.tell(f"server folds {', '.join(f'{m.worker}:{m.number}' for m in fold.members)} "
                             f"into version {fold.version}")  # fmt: skip
+        if fold.held:
+            self._buffer.clear()
+
+    def _added(self) -> None:
+        """One more contribution is in the parameters."""
 
     # What workers are answered (`plesio.server.interfaces.Replies`): letters, which the sessions write
 
@@ -256,8 +268,15 @@ class Server(Memory, Replies):
         outbox = self.service.outbox
         for letter in outbox:
             self.oracle.told(letter)
-            self.world.down[letter.worker].send(letter, self.epoch)
+            self._send(letter)
         outbox.clear()
+
+    def _send(self, letter: FromServer) -> None:
+        self.world.down[letter.worker].send(letter, self.epoch)
+
+    def end_at(self, boundary: int) -> None:
+        """Let it end there."""
+        self.crashes_at = boundary
 
     def _boundary(self) -> None:
         self.boundaries += 1
@@ -302,6 +321,9 @@ class Server(Memory, Replies):
         if self.world.story is not None:
             self.world.tell("server has written the checkpoint")
         agenda.at(agenda.now_s + self.world.plan.checkpoint_s, self._begin_checkpoint)
+
+    def close(self) -> None:
+        """Give back what the run's process would keep."""
 
     def _crash(self) -> None:
         self.down = True

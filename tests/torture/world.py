@@ -22,8 +22,9 @@ from torture.agenda import Agenda
 from torture.disk import Disk
 from torture.network import Link
 from torture.oracle import Oracle, PromiseBroken
-from torture.plan import LIVENESS_LEASES, PATIENCE_S, SILENCE_S, STEP_S, Plan
+from torture.plan import DEATHS, LIVENESS_LEASES, PATIENCE_S, SILENCE_S, STEP_S, Plan
 from torture.process import Clock, Process
+from torture.reborn import Log, Reborn, Survivor
 from torture.server import Server
 from torture.sessions.envelopes import Beat, FromServer, FromWorker, Received
 from torture.sessions.service import Service
@@ -56,6 +57,9 @@ class Parts:
     row_server: type[RowServer] = RowServer
     table_server: type[Actor] = Actor
     desk: type[Desk] = Desk
+    reborn: type[Reborn] = Reborn
+    log: type[Log] = Log
+    survivor: type[Survivor] = Survivor
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class _Seat:
 
 
 class World:
-    """A run of a plan; `crash_at` makes the server crash at that boundary."""
+    """A run of a plan; `crash_at` makes the server crash (or only its process die, where it is reborn) at that boundary."""
 
     def __init__(self, plan: Plan, parts: Parts, *, story: bool = False, crash_at: int | None = None) -> None:
         rng = random.Random(plan.seed)
@@ -114,7 +118,7 @@ class World:
         self.rows = RowsOfRun(self) if plan.servers else None
         self.server = self._new_server(1)
         if crash_at is not None:
-            self.server.crashes_at = crash_at
+            self.server.end_at(crash_at)
         self.seats = [_Seat() for _ in range(plan.workers)]
         for worker in range(plan.workers):
             self.launch(worker)
@@ -135,6 +139,7 @@ class World:
             failure = f"the core stopped: {type(error).__name__}: {error}"
         if self.rows is not None:
             self.rows.close()
+        self.server.close()
         story = tuple(self.story or ())
         made = len(self.oracle.made)
         boundaries = self._boundaries + self.server.boundaries
@@ -154,7 +159,8 @@ class World:
         return Clock(1.0 + drift * (2 * self.random() - 1), 1000.0 * self.random())
 
     def _new_server(self, epoch: int) -> Server:
-        kind = self.parts.server if self.rows is None else self.parts.row_server
+        parts = self.parts
+        kind = parts.reborn if DEATHS in self.plan.faults else parts.server if self.rows is None else parts.row_server
         return kind(self, epoch, self._clock())
 
     def launch(self, worker: int) -> None:

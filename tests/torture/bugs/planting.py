@@ -9,6 +9,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, unknown_name
 from torture.disk import Disk
 from torture.process import Process
+from torture.reborn import Log, Reborn, Survivor
 from torture.server import Server
 from torture.sessions.service import Service
 from torture.sessions.session import WorkerSession
@@ -50,6 +51,9 @@ def bug(name: str) -> Callable[[type], type]:
             RowServer: "row_server",
             Actor: "table_server",
             Desk: "desk",
+            Reborn: "reborn",
+            Log: "log",
+            Survivor: "survivor",
         }[part.__mro__[1]]
         BUGS[name] = replace(BUGS.get(name, Parts()), **{field: part})
         return part
