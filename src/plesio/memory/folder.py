@@ -90,7 +90,7 @@ class Folder:
             if master is not None:
                 came, current = master.widened(came), master.weights
             if correction is not None:
-                came = came.own()
+                came = came if came.scratch is None else came.own()
                 assert came.then is not None, "it is of one worker, which reads a version"
                 correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)

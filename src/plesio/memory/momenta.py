@@ -149,7 +149,7 @@ class Momenta(Step):
             was = optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
-        one_pass = self._in_one_pass(came.absent)
+        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
         self._scale = [
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
@@ -166,9 +166,6 @@ class Momenta(Step):
         if worker not in self.live:  # departed since: its momentum will not act again
             self.forget(worker)
 
-    def _in_one_pass(self, absent: int) -> bool:
-        return self.tables is None and self.optimizer.in_one_pass(absent) and all(self.optimizer.swapped)
-
     def _step_by_parts(
         self,
         target: Arena,
@@ -180,7 +177,7 @@ class Momenta(Step):
     ) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
-            (gradient,) = came.own().slots
+            (gradient,) = came.slots if came.scratch is None else came.own().slots
             self.damping.correct(gradient, current, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
@@ -312,7 +309,8 @@ class Momenta(Step):
     def can_write_beside(self, worker: int, absent: int) -> bool:
         """Not where momenta are summed anew, in place."""
         anew = worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
-        return not anew and self._in_one_pass(absent) and self.optimizer.can_write_beside(absent)
+        all_swapped = self.tables is None and all(self.optimizer.swapped)
+        return not anew and all_swapped and self.optimizer.can_write_beside(absent)
 
     def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
         self.optimizer.write_beside(arenas)
@@ -402,7 +400,11 @@ class Ahead(Publisher):
         self._after = after
 
     def next(self, fold: Fold, step: object) -> int:
-        return self._next_in_place()
+        versions = self.versions
+        return versions.current if versions.lasting is None else self._next_in_place()
+
+    def made(self, index: int) -> None:
+        self.versions.current = index
 
     def rewritten(self) -> None:
         self._momenta.ready = None  # it was of the weights before
