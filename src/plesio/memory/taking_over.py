@@ -1,5 +1,5 @@
-"""Going on from what a checkpoint of another strategy keeps, or from another phase: the state of the user's optimizer goes to where
-that steps now.
+"""Going on from what a checkpoint of another strategy keeps, or from another phase: the state of the user's optimizer goes to
+where that steps now.
 
 | it stepped     | and now steps at the server                  | and now steps in the workers           |
 | -------------- | -------------------------------------------- | -------------------------------------- |
