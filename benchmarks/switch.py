@@ -2,8 +2,8 @@
 
     python benchmarks/switch.py --json FILE [--quick]
 
-Two workers train a model of 1e6 parameters with AdamW, and the run goes round four strategies. A step is what the loop sees of it:
-forward, backward, and `optimizer.step()`. Those that exchange something are compared: the one that ends under another strategy
+Two workers train a model of 1e6 parameters with AdamW, and the run goes round four strategies. A step is what the loop sees of
+it: forward, backward, `optimizer.step()`. Those that exchange something are compared: the one that ends under another strategy
 against the slower of the medians before and after. It may have to wait for the slowest worker, which is one step more.
 """
 

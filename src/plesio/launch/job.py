@@ -193,10 +193,10 @@ class Live:
 
         Example:
             def watch(live):
-                if live.metrics.get("loss", 1) < 0.5:
+                if live.samples > 100_000:
                     live.switch("async_sgd")  # nothing, if it is in that phase already
 
-            ps.run(train, ps.phases(ps.local_sgd(), ps.async_sgd()), workers=4, evaluate=judge, watch=watch)
+            ps.run(train, ps.phases(ps.local_sgd(), ps.async_sgd()), workers=4, watch=watch)
         """
         if self.switcher is None:
             raise ConfigurationError(

@@ -13,8 +13,8 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 | master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
 
-With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from the
-other's.
+With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from
+the other's.
 """
 
 from __future__ import annotations

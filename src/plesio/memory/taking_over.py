@@ -1,4 +1,5 @@
-"""Going on from what a checkpoint of another strategy keeps, or from what another phase left: the state of the user's optimizer goes to where that steps now.
+"""Going on from what a checkpoint of another strategy keeps, or from another phase: the state of the user's optimizer goes to
+where that steps now.
 
 | it stepped     | and now steps at the server                  | and now steps in the workers           |
 | -------------- | -------------------------------------------- | -------------------------------------- |
@@ -81,13 +82,11 @@ def lost(was: Strategy, now: Strategy, numbers: Mapping[str, Any], workers: int)
 def one_for_all(workers: Sequence[int], lowest: int | None, without: str) -> str:
     """Of the optimizers that stepped in `workers`, that of the `lowest` goes on for all; None: of none, for the reason `without`.
     What is said of it; empty if nothing is to be."""
-    others = ", ".join(str(worker) for worker in workers if worker != lowest)
     if lowest is None:
         return f"the state of the workers' optimizers is dropped, for {without}"
-    return (
-        others
-        and f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
-    )
+    others = ", ".join(str(worker) for worker in workers if worker != lowest)
+    what = f"the state of the optimizer of worker {others} is dropped, for that of worker {lowest} is everybody's now"
+    return what if others else ""
 
 
 def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, alike: bool) -> dict[int, bytes]:
