@@ -144,10 +144,9 @@ class RunConfig:
         example="such as ps.Checkpoint(every_s=60)",
     )
     durability: str = setting(
-        "auto",
-        help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint; "
-        "auto: process where the run keeps checkpoints.",
-        words=("auto", "process", "none"),
+        "none",
+        help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint.",
+        words=("none", "process"),
     )
     resume: Path | None = setting(
         None,
@@ -268,6 +267,8 @@ class RunConfig:
             return "a simulated server does not die; leave durability out"
         if not self.strategy.via.at_server or self.strategy.every.among_ranks:
             return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
+        if len(self.strategy.phases) > 1:
+            return f"under {self.strategy.name} a spare could not go on from a switch; take one strategy"
         if self.servers > 1:
             return f"servers={self.servers}: what table servers are told goes on only with the server that told them; take one"
         if sys.platform != "linux":
@@ -277,8 +278,7 @@ class RunConfig:
     @property
     def is_durable(self) -> bool:
         """Whether a spare of the server goes on when that dies."""
-        asked = self.durability == "process" or (self.durability == "auto" and self.checkpoint is not None)
-        return asked and not self.why_not_durable
+        return self.durability == "process"
 
     def check_server(self) -> None:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
