@@ -140,12 +140,14 @@ def test_nobody_is_left_behind_a_stopped_spare() -> None:
     assert not called("spare") + called("server")
 
 
-def test_a_run_that_keeps_checkpoints_survives_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_a_run_that_keeps_checkpoints_survives_if_it_is_to(tmp_path: Path) -> None:
     kept: Any = {"runs": tmp_path, "checkpoint": ps.Checkpoint(every_s=0.1), "faults": [ps.Kill(after_s=0.5)]}
-    run = ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), **kept)
+    run = ps.run(
+        loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), durability="process", **kept
+    )
     assert WENT_ON.fullmatch(run.incidents[0].what)
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
-        ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, durability="none", **kept)
+        ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, **kept)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=2)], ids=lambda one: one.name)

@@ -340,7 +340,7 @@ class Server(Replies):
                     raise ProtocolError(
                         f"worker {line.worker} said {type(message).__name__}, which has no place in this run"
                     )
-                self._hear[type(message)](line.worker, line.incarnation, message, self.now_s())
+                self._hear[type(message)](line.worker, line.incarnation, message, self._world.now_s())
         except ProtocolError as error:
             self._cut_off(line, error)
             return
