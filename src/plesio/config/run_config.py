@@ -267,6 +267,8 @@ class RunConfig:
             return "a simulated server does not die; leave durability out"
         if not self.strategy.via.at_server or self.strategy.every.among_ranks:
             return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
+        if self.strategy.send.privacy is not None:
+            return "the noise of a fold that is done again would be drawn again; leave privacy or durability out"
         if len(self.strategy.phases) > 1:
             return f"under {self.strategy.name} a spare could not go on from a switch; take one strategy"
         if self.servers > 1:

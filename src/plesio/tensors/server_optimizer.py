@@ -379,6 +379,11 @@ class ServerOptimizer:
 
     def _home(self, key: str) -> list[torch.Tensor]:
         if key not in self.state_arenas:
+            if self._all_in_arenas:
+                raise ConfigurationError(
+                    f"the optimizer begins to keep {key!r}, for which a server that is to survive has no second place; set what "
+                    "it takes (such as momentum) before prepare, or run with durability='none'"
+                )
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
 
@@ -414,10 +419,10 @@ class ServerOptimizer:
 
     def make_room(self, keys: Sequence[str]) -> None:
         """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas."""
-        self._all_in_arenas = True
         for key in keys:
             if key not in self.swapped:
                 self._home(key)
+        self._all_in_arenas = True
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""

@@ -144,11 +144,9 @@ class DurableServer(Server):
 
     def _why_not(self) -> str:
         """Why nobody could go on from what this process leaves; nothing if somebody could."""
-        if self._machine.rows is not None:
-            return "the rows of tables are in its own memory"
         if self._meeting.has_begun:
             return "the workers have met for collectives of torch.distributed, by a store in its own memory"
-        return ""
+        return self._machine.why_not_durable
 
     def _renew(self) -> None:
         self._is_other = False
