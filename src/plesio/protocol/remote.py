@@ -25,7 +25,7 @@ import msgspec
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
 from plesio.tensors.region import Region
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
