@@ -63,7 +63,7 @@ def behind_slow_links(strategy: ps.Strategy, seconds: float) -> tuple[float, flo
     """Steps a second, and those of workers that always compute."""
     cluster = Cluster((Group(2, Constant(LARGE_STEP_S), Link(LATENCY_S, RATE)),))
     nbytes = round(4 * PARAMETERS * share_of(strategy.send.codec) / strategy.send.fragments)
-    workers = [TimedWorker(one, strategy.every, goes_on=strategy.goes_on(away=True)) for one in cluster.timetables(0)]
+    workers = [TimedWorker(one, strategy, goes_on=strategy.goes_on(away=True)) for one in cluster.timetables(0)]
     run = VirtualRun(strategy, cluster, workers, push_nbytes=nbytes, answer_nbytes=nbytes, limits={"seconds": seconds})
     return run.run().steps / seconds, 2 / LARGE_STEP_S
 

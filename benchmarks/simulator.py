@@ -76,7 +76,7 @@ def sequencer_alone(args: argparse.Namespace) -> float:
 def timing_only(strategy: Strategy, args: argparse.Namespace) -> float:
     """Contributions a second where nothing is computed: what a what-if study costs."""
     cluster, count = Cluster((Group(WORKERS, Exponential(1.0)),)), 10_000 if args.quick else 100_000
-    participants = [TimedWorker(one, strategy.every) for one in cluster.timetables(0)]
+    participants = [TimedWorker(one, strategy) for one in cluster.timetables(0)]
     simulated = VirtualRun(strategy, cluster, participants, limits={"contributions": count}, timeline=False)
     with timed(count) as rate:
         simulated.run()

@@ -262,7 +262,7 @@ def tune(
         simulated = VirtualRun(
             strategy,
             cluster,
-            [TimedWorker(one, strategy.every) for one in cluster.timetables(seed)],
+            [TimedWorker(one, strategy) for one in cluster.timetables(seed)],
             folder,
             silence_s=math.inf,  # a step may take as long as it likes
             limits={"contributions": contributions, "seconds": seconds},

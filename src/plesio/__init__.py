@@ -41,6 +41,7 @@ from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:

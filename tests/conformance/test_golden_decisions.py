@@ -29,6 +29,7 @@ from plesio.core.events import (
     Pushed,
     Share,
     Show,
+    Switch,
     WakeAt,
 )  # fmt: skip
 from plesio.core.sequencer import Sequencer
@@ -51,6 +52,8 @@ def line(effect: Effect) -> str:
             return f"drop {worker}#{number} tau{staleness} {verdict.name.lower()}"
         case Cancel(worker=worker, number=number, version=version):
             return f"stop {worker}#{number}@v{version}"
+        case Switch(phase=phase):
+            return f"phase {phase}"
         case Show() | Share() | Forget() | WakeAt():
             return ""
     raise AssertionError(effect)
@@ -108,3 +111,27 @@ def test_decisions_match_the_golden_traces(name: str, settings: Settings, expect
 def test_every_recipe_has_a_row_with_a_golden_trace() -> None:
     assert set(ROWS) == set(recipes.RECIPES)
     assert all(row.golden for row in ROWS.values())
+
+
+def test_decisions_through_phases_match_the_golden_trace() -> None:
+    """A buffer is folded as full as it is, and nobody goes on before all have come."""
+    strategy = recipes.phases(recipes.buffered(3), (1, recipes.async_sgd(correct="plain")), (4, recipes.sync_sgd()))
+    expected = """
+        0#1: hold 0#1 x 1.00; go 0@v0
+        1#1: hold 1#1 x 1.00; go 1@v0
+        0#2: hold 0#2 x 1.00; fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 0#2 tau0 0.33] lr 1.00 held
+        1#2: hold 1#2 x 1.00
+        2#1: hold 2#1 x 1.00; fold v2 [1#2 tau1 0.50, 2#1 tau1 0.50] lr 0.67 held; phase 1; go 0@v2; go 1@v2; go 2@v2
+        1#3: fold v3 [1#3 tau0 1.00] lr 0.33; go 1@v3
+        0#3: fold v4 [0#3 tau1 1.00] lr 0.33
+        0 is held
+        1#4: fold v5 [1#4 tau1 1.00] lr 0.33
+        2#2: fold v6 [2#2 tau3 1.00] lr 0.33; phase 2; go 0@v6; go 1@v6; go 2@v6
+        0#4: -
+        1#5: -
+        2 dies: fold v7 [0#4 tau0 0.60, 1#5 tau0 0.40] lr 1.00; go 0@v7; go 1@v7
+        0#5: -
+        2 is back: go 2@v7
+        2#1: -
+    """
+    assert Course(strategy).run() == dedent(expected).strip().splitlines()

@@ -104,6 +104,10 @@ def machines(code: str) -> None:
         compile(code, "page", "exec")
 
 
+def phases(code: str) -> None:
+    assert execute(code, {"ps": ps, "train": train})["run"].version == 5
+
+
 def sparse(code: str) -> None:
     random = np.random.default_rng(0)
     Path("text.txt").write_text("the king rules the land\n" * 200)
@@ -148,6 +152,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "index": in_process,
     "loop": loop,
     "machines": machines,
+    "phases": phases,
     "sparse": sparse,
     "tables": tables,
 }

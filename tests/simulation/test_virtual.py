@@ -54,6 +54,7 @@ from plesio.strategy.recipes import (
     elastic_averaging,
     first_of,
     local_sgd,
+    phases,
     post_local_sgd,
     ringmaster,
     sync_sgd,
@@ -69,6 +70,14 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "buffered": partial(buffered, 3),
     "ringmaster": partial(ringmaster, 3),
     "local_sgd seconds": partial(local_sgd, Seconds(0.5)),
+    "phases": lambda: phases(
+        async_sgd(),
+        (5, sync_sgd()),
+        (12, first_of(3)),
+        (20, buffered(3)),
+        (40, local_sgd(4)),
+        (50, bounded_staleness(1)),
+    ),
 }
 GOING_ON: dict[str, Callable[[], Strategy]] = {
     "local_sgd": partial(local_sgd, 4, overlap=True),
@@ -91,7 +100,7 @@ def cluster_of(*steps: StepTime, link: Link = FREE, server: Link = FREE, faults:
 
 def timed_workers(cluster: Cluster, strategy: Strategy, seed: int) -> list[TimedWorker]:
     away = zip(cluster.timetables(seed), cluster.away, strict=True)
-    return [TimedWorker(one, strategy.every, goes_on=strategy.goes_on(far)) for one, far in away]
+    return [TimedWorker(one, strategy, goes_on=strategy.goes_on(far)) for one, far in away]
 
 
 def simulate(
@@ -357,6 +366,34 @@ def test_the_times_of_a_worker_add_up_to_its_time_there(name: str) -> None:
                 assert one.there_s == pytest.approx(min(final.wall_s, gone.get(one.worker, math.inf))), (seed, one)
 
 
+# Another strategy in flight
+
+
+def test_a_straggler_holds_others_back_until_its_phase_ends() -> None:
+    """Three seconds of 4 in a round are waited for; from version 5 on nobody waits."""
+    cluster = cluster_of(Constant(1.0), Constant(4.0))
+    run, final = simulate(phases(sync_sgd(), (5, async_sgd())), cluster, limits={"seconds": 100.5})
+    assert [(one.time_s, one.what) for one in run.incidents] == [
+        (20.0, "switched from sync_sgd to async_sgd at version 5 (after 0.00 s of waiting for the slowest)")
+    ]
+    assert final.version == 5 + 80 + 20
+    assert [one.wait_s for one in final.workers] == [5 * 3.0, 0.0]
+
+
+def test_a_run_goes_over_to_another_phase_when_that_is_asked_for() -> None:
+    strategy, cluster = phases(async_sgd(), local_sgd(3)), cluster_of(Constant(1.0), Constant(4.0))
+    run = VirtualRun(strategy, cluster, timed_workers(cluster, strategy, 0), limits={"seconds": 60.5})
+    run.clock.at(9.5, lambda why: run.switch(1, why), "it was asked for")
+    final = run.run()
+    assert [one.time_s for one in run.incidents] == [12.0]
+    assert "from async_sgd to local_sgd(every 3 steps) at version 13 (after 2.50 s" in run.incidents[0].what
+    assert run.incidents[0].what.endswith("waiting for the slowest): it was asked for")
+    assert final.version == 13 + 4
+    assert final.workers[0].wait_s == 2.0 + 4 * 9.0
+    with pytest.raises(StrategyError, match=r"phase 2: the run has 0 \(async_sgd\), 1 \(local_sgd"):
+        run.switch(2)
+
+
 # A worker that goes on
 
 
@@ -440,7 +477,7 @@ class Trainer:
     TOTAL = 40
 
     def __init__(self, worker: int, timetable: Timetable, strategy: Strategy, folder: Slots, epochs: int) -> None:
-        self.worker, self.timetable, self.every, self.folder = worker, timetable, strategy.every, folder
+        self.worker, self.timetable, self.phases, self.folder = worker, timetable, strategy.phases, folder
         self.epochs = epochs
 
     def begin(self, incarnation: int) -> None:
@@ -456,6 +493,7 @@ class Trainer:
                 self.epoch += 1
         else:
             assert answer.version == self.folder.published[self.worker]
+            self.every = self.phases[told.answer.phase].every
             self.version, self.steps, self.began_s, self.number = answer.version, 0, now_s, answer.number + 1
         return self._work(now_s)
 
@@ -656,7 +694,7 @@ def test_remaining_workers_are_told_of_the_end() -> None:
             self.ended += 1
 
     cluster = cluster_of(Constant(1.0), Constant(1.0), faults=[Crash(worker=0, at_s=2.5)])
-    told = [Told(one, async_sgd().every) for one in cluster.timetables(0)]
+    told = [Told(one, async_sgd()) for one in cluster.timetables(0)]
     VirtualRun(async_sgd(), cluster, told, limits={"seconds": 5.0}).run()
     assert [one.ended for one in told] == [1, 1]
 

@@ -94,7 +94,7 @@ def measured_on(*own_s: float, service_s: float, strategy: ps.Strategy) -> Measu
     """The times of a run on links of these latencies, and a server that takes so long for a message, both ways."""
     groups = tuple(Group(1, LogNormal(0.02, 0.1), Link(one)) for one in own_s)
     cluster = Cluster(groups, Link(bytes_per_s=1000 / service_s))
-    workers = [TimedWorker(one, strategy.every) for one in cluster.timetables(seed=1)]
+    workers = [TimedWorker(one, strategy) for one in cluster.timetables(seed=1)]
     run = VirtualRun(strategy, cluster, workers, push_nbytes=1000, answer_nbytes=1000, limits={"steps": 1_000}).run()
     known = {name: getattr(run, name) for name in Final.__struct_fields__ if name in Summary.__struct_fields__}
     return measured(Summary(strategy=strategy.name, recipe="", **known))

@@ -5,7 +5,9 @@ All of it is driven step by step, by the actions a test draws.
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
+from collections.abc import Sequence
 
 from plesio.core.events import (
     Abandoned,
@@ -21,12 +23,17 @@ from plesio.core.events import (
     Pushed,
     RowsWanted,
     Serve,
+    Switched,
     Ticked,
 )
 from plesio.core.leases import Batch, DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy
 from support.referee import EPOCH_BATCHES, SILENCE_S, Referee
+
+COMMON = ("work", "read", "push", "deliver", "lease", "rows")
+RARE = ("repeat", "wait", "tick", "haunt", "leave", "join", "run_ahead")
+ACTIONS = COMMON * 4 + RARE
 
 
 class Process:
@@ -75,7 +82,7 @@ class Cluster:
     """Drives a sequencer with the actions it is told; every method takes a worker and a dial of 0 to 15."""
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
-        leases = DataLeases(workers, stealing=not strategy.in_lock_step)
+        leases = DataLeases(workers, stealing=not all(one.in_lock_step for one in strategy.phases))
         self.workers = workers
         self.sequencer = Sequencer(strategy, workers, leases, SILENCE_S)
         self.referee = Referee(strategy, self.sequencer)
@@ -184,6 +191,9 @@ class Cluster:
         self.now_s += dial * 0.5
         self.deliver_event(Ticked())
 
+    def switch(self, worker: int, dial: int) -> None:
+        self.deliver_event(Switched(dial % len(self.sequencer.phases.whole.phases)))
+
     def wait(self, worker: int, dial: int) -> None:
         self.now_s += dial * 0.5
 
@@ -209,3 +219,20 @@ class Cluster:
             for worker, process in self.live.items():
                 self.deliver_event(LeaseWanted(worker, process.incarnation, last, EPOCH_BATCHES, 10**6))
         assert self.referee.books.tally["available"] == 0
+
+
+def play(strategy: Strategy, workers: int, actions: list[tuple[str, int, int]]) -> Cluster:
+    """A run of those actions; the referee raises at the first broken promise."""
+    cluster = Cluster(strategy, workers)
+    for name, worker, dial in actions:
+        getattr(cluster, name)(worker % workers, dial)
+    cluster.check_progress()
+    cluster.check_nothing_lost()
+    return cluster
+
+
+def random_actions(seed: int, workers: int, count: int, actions: Sequence[str] = ACTIONS) -> list[tuple[str, int, int]]:
+    """Long and cheap, where hypothesis is short and shrinks; worker 0 is slow, so that others wait and overtake."""
+    rng = random.Random(seed)
+    seats = [0] + [worker for worker in range(workers) for _ in range(6)]
+    return [(rng.choice(actions), rng.choice(seats), rng.randrange(16)) for _ in range(count)]

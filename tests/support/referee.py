@@ -31,6 +31,8 @@ from plesio.core.events import (
     RowsWanted,
     Serve,
     Show,
+    Switch,
+    Switched,
     Ticked,
     Verdict,
 )
@@ -115,7 +117,9 @@ class Referee:
     """Checks every effect of every event against the promises."""
 
     def __init__(self, strategy: Strategy, sequencer: Sequencer) -> None:
-        self.strategy = strategy
+        self.whole = strategy
+        self.phase = 0
+        self.following: int | None = None  # the phase that members are drained for
         self.sequencer = sequencer
         self.version = 0
         self.chairs: dict[int, Chair] = {}
@@ -129,6 +133,12 @@ class Referee:
         self.leased: dict[int, list[Batch]] = {}
         self.seated_this_round: set[tuple[int, int]] = set()
         self.seen: Counter[str] = Counter()
+        self.grace_until_s = math.inf  # of the round under way, once it has its quota
+        self.under(strategy.phases[0])
+
+    def under(self, strategy: Strategy) -> None:
+        """What is promised under `strategy`."""
+        self.strategy = strategy
         self.after_fold = isinstance(strategy.release, AfterFold)
         self.rows_with_fold = self.after_fold and not strategy.rows.at_once
         self.holds = isinstance(strategy.gather, Buffer) and strategy.gather.k > 1 and not self.after_fold
@@ -138,7 +148,6 @@ class Referee:
             type(strategy.gather)
         ](strategy.gather)
         self.grace_s = strategy.gather.grace_s or 0.0
-        self.grace_until_s = math.inf  # of the round under way, once it has its quota
 
     def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:
         self.check_shown(effects)
@@ -149,6 +158,8 @@ class Referee:
         for effect in effects:
             self.seen[type(effect).__name__] += 1
             getattr(self, f"see_{type(effect).__name__.lower()}")(effect)
+        if isinstance(event, Joined) and not effects:
+            self.wait_for_beginning(event)
         self.check_calm()
 
     def check_shown(self, effects: list[Effect]) -> None:
@@ -158,6 +169,44 @@ class Referee:
         for show, then in shown:
             assert isinstance(then, (Grant, Cancel))
             assert show == Show(then.worker, then.version, unasked=isinstance(then, Cancel))
+
+    # Phases
+
+    def hear_switched(self, event: Switched, batches: list[Batch]) -> None:
+        self.ask(event.phase)
+
+    def ask(self, phase: int) -> None:
+        if self.following is not None or phase != self.phase:
+            self.following = phase
+
+    def all_wait(self) -> bool:
+        return all(chair.waits for chair in self.chairs.values())
+
+    def wait_for_beginning(self, event: Joined) -> None:
+        """A process that came while the run is drained begins with the next phase."""
+        assert self.following is not None, "it waits for nothing"
+        self.sit_down(event.worker, event.incarnation)
+        self.chairs[event.worker].number, self.chairs[event.worker].waits = 0, True
+        self.seen["joined a drained run"] += 1
+
+    def sit_down(self, worker: int, incarnation: int) -> None:
+        slowest = min((chair.clock for chair in self.chairs.values()), default=self.sequencer.members.slowest)
+        self.chairs[worker] = Chair(incarnation, slowest, self.version, self.now_s)
+        self.finished_s.pop(worker, None)
+
+    def see_switch(self, effect: Switch) -> None:
+        assert effect.phase == self.following != self.phase
+        self.seen["switched while some worked on"] += effect.waited_s > 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """The run is drained: nothing is pending, and all wait."""
+        assert self.all_wait()
+        assert not self.pending
+        self.phase, self.following = self.following, None
+        self.under(self.whole.phases[self.phase])
+        for chair in self.chairs.values():
+            chair.clock, chair.told, chair.samples = 0, False, 0
 
     # What came
 
@@ -194,7 +243,7 @@ class Referee:
     def knows(self, chair: Chair) -> bool:
         """The worker heard its cancellation; returns whether it is behind again."""
         told, chair.told = chair.told, False
-        again = told and chair.computed_from < self.version
+        again = told and chair.computed_from < self.version and self.following is None
         self.seen["called off again"] += again
         return again
 
@@ -270,7 +319,7 @@ class Referee:
     # What is to be done
 
     def all_came(self) -> bool:
-        if not self.chairs or (self.after_fold and all(chair.waits for chair in self.chairs.values())):
+        if not self.chairs or ((self.after_fold or self.following is not None) and self.all_wait()):
             return True
         in_vain = all(came.fate is Verdict.NOT_FINITE for came in self.pending)
         if not self.grace_s or in_vain:
@@ -292,7 +341,8 @@ class Referee:
         assert effect == Serve(effect.worker, chair.rows_wanted, ahead=True), "it was served, or did not ask"
         before = (effect.worker, chair.incarnation, effect.number - 1)
         came = self.known.get(before)
-        assert before in self.cancelled or (came and (came.folded or came.fate is not Verdict.TAKEN)), "before the fold"
+        over = came and (came.folded or came.fate is not Verdict.TAKEN)
+        assert before in self.cancelled or over or effect.number == 1, "before the fold"
         chair.rows_wanted = 0
         self.seen["served late"] += 1
 
@@ -327,6 +377,9 @@ class Referee:
             self.books.move(came.batches, "pending", "done")
         self.close_round()
         self.version += 1
+        for phase, (begins, _) in enumerate(self.whole.plan):
+            if begins == self.version:
+                self.ask(phase)
 
     def scale(self, folded: int, total: float) -> float:
         outer = self.strategy.outer
@@ -367,11 +420,17 @@ class Referee:
 
     def see_grant(self, grant: Grant) -> None:
         assert grant.version == self.version
+        if self.following == self.phase:  # another phase was asked for, and then this one
+            self.begin_anew()
+        assert self.following is None, "granted while the run is drained"
         if grant.number == 0:
-            assert isinstance(self.event, Joined)
-            slowest = min((chair.clock for chair in self.chairs.values()), default=self.sequencer.members.slowest)
-            self.chairs[grant.worker] = Chair(self.event.incarnation, slowest, self.version, self.now_s)
-            self.finished_s.pop(grant.worker, None)
+            chair = self.chairs.get(grant.worker)
+            if chair is None or not chair.waits:
+                assert isinstance(self.event, Joined)
+                self.sit_down(grant.worker, self.event.incarnation)
+                return
+            assert chair.number == 0
+            chair.waits, chair.number, chair.computed_from, chair.heard_s = False, 1, self.version, self.now_s
             return
         chair = self.chairs[grant.worker]
         came = self.known[grant.worker, chair.incarnation, grant.number]
@@ -398,7 +457,8 @@ class Referee:
 
     def holds_up(self, chair: Chair) -> bool:
         waiting = [one for one in self.chairs.values() if one.waits]
-        return not chair.waits and any(self.after_fold or one.clock - chair.clock > self.lead for one in waiting)
+        for_all = self.after_fold or self.following is not None
+        return not chair.waits and any(for_all or one.clock - chair.clock > self.lead for one in waiting)
 
     def see_leased(self, effect: Leased) -> None:
         event = self.event
@@ -423,12 +483,14 @@ class Referee:
         assert chairs or not self.pending, "a fold nobody can complete"
         for worker, chair in self.chairs.items():
             assert chair.rows_wanted in (0, chair.number + 1), "rows are overdue"
+            if self.following is not None:  # then it may be held without another reason
+                continue
             if chair.waits and self.after_fold:
                 came = self.known[worker, chair.incarnation, chair.number]
                 assert any(came is one for one in self.pending), "held after its fold"
             elif chair.waits:
                 assert chair.clock - min(one.clock for one in chairs) > self.lead, "held without a reason"
-        if self.strategy.release == AfterFold(cancel_late=True):
+        if self.strategy.release == AfterFold(cancel_late=True) and self.following is None:
             late = [one for one in chairs if not one.waits and one.computed_from < self.version]
             assert all(chair.told for chair in late), "late work not cancelled"
         if isinstance(self.event, Ticked):

@@ -38,6 +38,9 @@ def test_usual_strategies_are_sized_for_the_workers() -> None:
         ("first_of", [], "first_of(3)"),
         ("buffered", ["k=3"], "buffered(k=3)"),
         ("first_of(m=3, cancel_late=False)", [], "first_of(3, cancel_late=False)"),
+        ("phases(sync_sgd, 1000: local_sgd(16))", [], "phases(sync_sgd, 1000: local_sgd(every 16 steps))"),
+        ("phases(buffered(3), first_of, 7 :async_sgd)", [], "phases(buffered(k=3), first_of(3), 7: async_sgd)"),
+        ("phases", ["sync_sgd", "5: async_sgd(plain)"], "phases(sync_sgd, 5: async_sgd(correct=plain))"),
     ],
 )
 def test_strategies_are_read(text: str, more: list[str], name: str) -> None:
@@ -45,8 +48,12 @@ def test_strategies_are_read(text: str, more: list[str], name: str) -> None:
 
 
 def test_commas_inside_parentheses_do_not_separate_strategies() -> None:
-    named = [one.name for one in strategies_of("sync_sgd, async_sgd(correct=plain, weigh=inverse)", 4)]
-    assert named == ["sync_sgd", "async_sgd(correct=plain, weigh=inverse)"]
+    named = [
+        "sync_sgd",
+        "async_sgd(correct=plain, weigh=inverse)",
+        "phases(sync_sgd, 9: quorum(3, within=2), async_sgd)",
+    ]
+    assert [one.name for one in strategies_of(", ".join(named), 4)] == named
 
 
 def test_presets_have_as_many_workers_as_are_asked_for() -> None:

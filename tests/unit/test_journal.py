@@ -37,12 +37,14 @@ from plesio.core.events import (
     Reported,
     RowsWanted,
     Scaled,
+    Switched,
     Ticked,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
+    PHASED,
     Ended,
     Folded,
     FoldedMember,
@@ -131,6 +133,7 @@ EVENTS = st.one_of(
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4, st.booleans()),
     st.builds(Evict, COUNT, COUNT, SECONDS),
     st.builds(Scaled, COUNT),
+    st.builds(Switched, COUNT),
     st.builds(Ticked),
 )
 RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
@@ -435,7 +438,7 @@ def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> N
         read_journal(with_head(tmp_path, body))
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("other", [FORMAT - 1, PHASED + 1])
 def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):
@@ -491,6 +494,8 @@ def played(strategy: Strategy, writer: JournalWriter) -> list[Effect]:
         now_s += 0.1
         if turn == 30:
             take(Scaled(5))
+        if turn == 45 and strategy.plan:
+            take(Switched(2))
         worker = 2 if turn % 7 == 6 and turn < 40 else turn % 2
         seat = sequencer.members.seats.get(worker)
         if seat is not None and seat.waiting is None:
@@ -520,6 +525,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "bounded_staleness": functools.partial(recipes.bounded_staleness, 2),
     "buffered": functools.partial(recipes.buffered, 3),
     "ringmaster": functools.partial(recipes.ringmaster, 1),
+    "phases": lambda: recipes.phases(recipes.async_sgd(), (20, recipes.first_of(2)), recipes.buffered(3)),
 }
 
 
@@ -548,7 +554,7 @@ def test_the_story_has_one_row_per_contribution(tmp_path: Path, name: str) -> No
             assert (row.what, row.version) == ("folded", effect.version)
             assert (row.computed_from, row.staleness) == (member.computed_from, member.staleness)
             assert (row.share, row.loss is None) == (member.share, False)
-            assert row.held_s == 0 or strategy.gather != Each()
+            assert row.held_s == 0 or any(phase.gather != Each() for phase in strategy.phases)
         if isinstance(effect, Discard):
             row = told[effect.worker, effect.number]
             assert row.what == f"discarded: {effect.verdict.name.lower().replace('_', ' ')}"

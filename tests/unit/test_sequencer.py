@@ -6,7 +6,6 @@ single behaviours: `test_sequencer_rounds.py`, `..._free.py`, `..._faults.py`, `
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterable
 
@@ -18,7 +17,7 @@ from conformance.table import ROWS
 from plesio.core.events import Cancel, Discard, Evict, Fold, FoldRows, Grant, Hold, Leased, Serve, Verdict
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import AfterFold, Buffer, BySamples, Each, Fresh, Polynomial, Round, Seconds, Within
-from support.cluster import Cluster
+from support.cluster import ACTIONS, play, random_actions
 from support.long_forms import examples
 
 
@@ -49,28 +48,6 @@ def strategies() -> list[Strategy]:
         Strategy(name="grace, then off", admit=Fresh(0), gather=Round(2, 0.5), release=AfterFold(cancel_late=True)),
     ]
     return plain + tuned + own
-
-
-COMMON = ("work", "read", "push", "deliver", "lease", "rows")
-RARE = ("repeat", "wait", "tick", "haunt", "leave", "join", "run_ahead")
-ACTIONS = COMMON * 4 + RARE
-
-
-def play(strategy: Strategy, workers: int, actions: list[tuple[str, int, int]]) -> Cluster:
-    """A run of those actions; the referee raises at the first broken promise."""
-    cluster = Cluster(strategy, workers)
-    for name, worker, dial in actions:
-        getattr(cluster, name)(worker % workers, dial)
-    cluster.check_progress()
-    cluster.check_nothing_lost()
-    return cluster
-
-
-def random_actions(seed: int, workers: int, count: int) -> list[tuple[str, int, int]]:
-    """Long and cheap, where hypothesis is short and shrinks; worker 0 is slow, so that others wait and overtake."""
-    rng = random.Random(seed)
-    seats = [0] + [worker for worker in range(workers) for _ in range(6)]
-    return [(rng.choice(ACTIONS), rng.choice(seats), rng.randrange(16)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)

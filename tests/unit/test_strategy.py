@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 import plesio
@@ -347,6 +348,77 @@ def test_the_first_m_cannot_be_more_than_the_workers() -> None:
 @pytest.mark.parametrize("name", sorted(set(recipes.RECIPES) - set(recipes.USUAL)))
 def test_recipes_with_defaults_run_with_one_worker(name: str) -> None:
     recipes.recipe(name).check_workers(1)
+
+
+# Phases
+
+
+def phased() -> Strategy:
+    return recipes.phases(
+        recipes.sync_sgd(), (1000, recipes.local_sgd(16)), recipes.diloco(50), (5000, recipes.async_sgd())
+    )
+
+
+def test_a_strategy_with_phases_answers_as_its_first() -> None:
+    assert phased().name == "phases(sync_sgd, 1000: local_sgd(every 16 steps), diloco, 5000: async_sgd)"
+    assert phased().recipe == "phases"
+    assert phased().answers() == recipes.sync_sgd().answers()
+    assert [one.name for one in phased().phases] == ["sync_sgd", "local_sgd(every 16 steps)", "diloco", "async_sgd"]
+    assert recipes.sync_sgd().phases == (recipes.sync_sgd(),)
+
+
+def test_phases_begin_with_their_versions() -> None:
+    versions = (0, 999, 1000, 4999, 5000, 10**9)
+    assert [phased().phase_at(version) for version in versions] == [0, 0, 1, 1, 3, 3]
+    assert [phased().next_phase_at(version) for version in versions[:5]] == [1000, 1000, 5000, 5000, float("inf")]
+    assert recipes.sync_sgd().next_phase_at(0) == float("inf")
+
+
+def test_phases_are_data_and_words() -> None:
+    assert Strategy.from_data(phased().name, msgspec.json.decode(msgspec.json.encode(phased().as_data()))) == phased()
+    assert strategy_of(phased().name, 4) == phased()
+
+
+def test_workers_wait_for_answers_in_phases() -> None:
+    """What is done while an answer travels would be of no phase."""
+    later = [recipes.diloco(50, codec="int8"), recipes.local_sgd(16), recipes.async_local_sgd(8)]
+    for given, phase in zip(later, recipes.phases(recipes.sync_sgd(), *later).phases[1:], strict=True):
+        assert given.adopt.late
+        assert not phase.adopt.late
+        assert phase.adopt.codec == given.adopt.codec
+        assert (phase.send, phase.outer, phase.name) == (given.send, given.outer, given.name)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: recipes.phases(recipes.sync_sgd()), "say what comes later, too"),
+        (lambda: recipes.phases("sync_sgd", recipes.async_sgd()), "'sync_sgd' is no strategy; give one, such as ps"),
+        (lambda: recipes.phases(recipes.sync_sgd(), (5, "async_sgd")), "'async_sgd' is no strategy; give one"),
+        (lambda: recipes.phases(recipes.sync_sgd(), (0, recipes.async_sgd())), "begin with versions [0]; give whole"),
+        (lambda: recipes.phases(recipes.sync_sgd(), (True, recipes.async_sgd())), "begin with versions [True]"),
+        (lambda: recipes.phases(*[(5, recipes.sync_sgd())] * 2), "no strategy; give one"),
+        (
+            lambda: recipes.phases(recipes.sync_sgd(), (5, recipes.async_sgd()), (5, recipes.sync_sgd())),
+            "begin with versions [5, 5]; give whole numbers of at least 1, each above the one before",
+        ),
+        (lambda: recipes.phases(recipes.sync_sgd(), recipes.hogwild()), "hogwild cannot be a phase: workers fold with"),
+        (lambda: recipes.phases(recipes.sync_sgd(), recipes.allreduce()), "take sync_sgd, which computes the same"),
+        (lambda: recipes.phases(recipes.allreduce("torch"), recipes.sync_sgd()), "allreduce(over=torch) cannot be a"),
+        (lambda: recipes.phases(recipes.sync_sgd(), recipes.fedavg()), "fedavg cannot be a phase: it counts clients"),
+        (lambda: recipes.phases(recipes.sync_sgd(), phased()), "async_sgd) cannot be a phase: it has phases itself"),
+        (lambda: recipes.phases(recipes.sync_sgd(), recipes.async_sgd(ahead=1)), "leave ahead and overlap out"),
+        (lambda: recipes.phases(recipes.sync_sgd(), recipes.diloco(8, fragments=2)), "the same fragments"),
+    ],
+)
+def test_what_cannot_be_a_phase_is_refused(build: Callable[[], Any], said: str) -> None:
+    assert said in refusal(build)
+
+
+def test_each_phase_needs_its_workers() -> None:
+    with_first = recipes.phases(recipes.sync_sgd(), (5, recipes.first_of(3)))
+    with_first.check_workers(3)
+    assert "first_of(3): the first 3 of 2 workers will never come" in refusal(lambda: with_first.check_workers(2))
 
 
 # Names nobody knows

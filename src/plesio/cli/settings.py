@@ -1,4 +1,4 @@
-"""Strategies as words: `first_of(m=3)`, `local_sgd(every=0.3s)`. Parsed, never evaluated."""
+"""Strategies as words: `first_of(m=3)`, `local_sgd(every=0.3s)`, `phases(sync_sgd, 1000: async_sgd)`. Parsed, never evaluated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.strategy.answers.work import span
-from plesio.strategy.recipes import RECIPES, recipe, usual_first
+from plesio.strategy.recipes import RECIPES, phases, recipe, usual_first
 
 Value = int | float | bool | str | Every
 
 _CALL = re.compile(r"\s*(\w[\w! -]*?)\s*(?:\((.*)\))?\s*", re.DOTALL)  # also a name that others have, such as Hogwild!
+_BEGINS = re.compile(r"\s*(\d+)\s*:")
 _SHOWN = re.compile(r"every (\S+?) ?(s|steps)")  # as `Steps` and `Seconds` show themselves in a table
 
 
@@ -45,6 +46,9 @@ def strategy_of(text: str, workers: int, more: Iterable[str] = ()) -> Strategy:
             f"strategy {text!r} cannot be read; write NAME or NAME(key=value, ...), such as first_of(m=3)"
         )
     name, inside = call.group(1), call.group(2) or ""
+    if name == phases.__name__:
+        given = [_phase(part, workers) for part in [*_split(inside), *more] or [""]]
+        return phases(*given)  # type: ignore[arg-type]  # it says what is wrong with them
     if name not in RECIPES:
         recipe(name, workers)  # raises, with the names that there are
     settings: dict[str, Value] = {}
@@ -66,7 +70,22 @@ def strategies_of(text: str, workers: int) -> list[Strategy]:
 
 def _split(text: str) -> list[str]:
     """At commas outside parentheses."""
-    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+    parts, depth = [""], 0
+    for one in text:
+        depth += (one == "(") - (one == ")")
+        if one == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += one
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _phase(text: str, workers: int) -> Strategy | tuple[int, Strategy]:
+    """STRATEGY, or VERSION: STRATEGY."""
+    begins = _BEGINS.match(text)
+    if begins is None:
+        return strategy_of(text, workers)
+    return int(begins[1]), strategy_of(text[begins.end() :], workers)
 
 
 def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:

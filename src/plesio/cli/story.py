@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Scaled, Ticked, Verdict
+from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Verdict
 from plesio.protocol import journal
 
 ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)  # about what has just come, not what came before under the same key
@@ -82,7 +82,7 @@ class _Teller:
             return
         if isinstance(event, Reported):
             self._version += event.versions
-        if isinstance(event, (Scaled, Ticked)):  # told by the server's note, and by the fold it made
+        if not isinstance(event, journal.WorkerEvent | Evict):  # told by the server's note, and by the fold it made
             return
         died = f"worker {event.worker} died"  # as the server's note says
         if isinstance(event, Left) and died in self._told:

@@ -17,6 +17,7 @@ def no_islands(strategy: Strategy) -> str:
     """
     every, send, adopt = strategy.every, strategy.send, strategy.adopt
     reasons = {
+        "the strategy has phases": bool(strategy.plan),
         "workers fold without a server": not strategy.via.at_server or strategy.outer.in_worker,
         "a client is trained by one process": every.by_client,
         "each process would end its local steps by its own clock": every.timed and not every.paced,

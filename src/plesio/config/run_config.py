@@ -338,8 +338,8 @@ class RunConfig:
 
     @property
     def stealing(self) -> bool:
-        """Whether fast workers take more of the data."""
-        return self.data == "leases" and not self.strategy.in_lock_step
+        """Whether fast workers take more of the data, in a phase at least."""
+        return self.data == "leases" and not all(phase.in_lock_step for phase in self.strategy.phases)
 
     def in_words(self) -> str:
         """The settings, but for the strategy and what is not asked for."""

@@ -133,11 +133,17 @@ class Scaled(msgspec.Struct, frozen=True, gc=False):
     workers: int
 
 
+class Switched(msgspec.Struct, frozen=True, gc=False):
+    """The run is to go on in another phase of its strategy (`plesio.core.switching`)."""
+
+    phase: int
+
+
 class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time went by; sent now and then so that silent workers are noticed, and when a grace is over."""
 
 
-Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted | Scaled | Ticked
+Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted | Scaled | Switched | Ticked
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
@@ -239,6 +245,13 @@ class Share(msgspec.Struct, frozen=True, gc=False):
     workers: int
 
 
+class Switch(msgspec.Struct, frozen=True, gc=False):
+    """No contribution is under way: the strategy of `phase` holds from here on. Draining the run took `waited_s` seconds."""
+
+    phase: int
+    waited_s: float
+
+
 class WakeAt(msgspec.Struct, frozen=True, gc=False):
     """What has come is to be folded at `time_s`, whoever is missing: `Ticked` is to be told then. At infinity: no longer."""
 
@@ -263,4 +276,6 @@ class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
     through: int = 0
 
 
-Effect = Hold | Serve | FoldRows | Fold | Share | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt
+Effect = (
+    Hold | Serve | FoldRows | Fold | Share | Switch | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt
+)

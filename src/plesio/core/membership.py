@@ -43,7 +43,7 @@ class Seat:
             computed from where it went on while its answer travelled.
         heard_s: when it last spoke or was told to go on.
         next_number: the only number that is new, see above.
-        waiting: the number of the contribution whose answer it waits for; None: it computes.
+        waiting: the number of the contribution whose answer it waits for (0: for the beginning); None: it computes.
         verdict, staleness: what that answer will say.
         arrived: the highest number that came in. A number that was called off may still come in.
         called_off: a step was called off, and its worker may not know yet.
@@ -123,6 +123,17 @@ class Membership:
         seat.clock += 1
         if seat.clock - 1 == self.slowest:
             self._one_fewer_at_slowest()
+
+    def waits(self, seat: Seat) -> None:
+        """`seat` has just come, and waits for the beginning."""
+        seat.waiting = 0
+        self.waiting += 1
+
+    def begin_anew(self, version: int) -> None:
+        """All clocks are 0 again, and every member goes on from `version`."""
+        self.slowest, self._at_slowest = 0, len(self.seats)
+        for seat in self.seats.values():
+            seat.clock, seat.computing, seat.samples = 0, version, 0
 
     def answered(self, seat: Seat, now_s: float) -> None:
         """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""

@@ -27,7 +27,8 @@ Promises, asserted here and checked from outside by the tests:
 4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
 6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`);
-7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`).
+7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`);
+8. another phase begins when every member waits, and nothing is pending (`plesio.core.switching`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.row_requests import RowRequests
+from plesio.core.switching import Phases
 from plesio.strategy import Strategy
 from plesio.strategy.questions import Arrival
 
@@ -59,6 +61,7 @@ class SequencerState(msgspec.Struct, frozen=True):
     version: int
     members: MembershipState
     leases: LeasesState
+    phase: int = 0
 
 
 class Sequencer:
@@ -77,6 +80,17 @@ class Sequencer:
         self.version = 0
         self.members = Membership(silence_s)
         self.leases = leases or DataLeases(workers, stealing=False)
+        self.stealing = self.leases.stealing
+        """Whether fast workers take more of the data in phases that are not in lock step."""
+        self.phases = Phases(strategy)
+        self._sender = -1  # whose event is being dealt with
+        self._now_s = 0.0  # when it came
+        self._effects: list[Effect] = []
+        self._begin(self.phases.strategy)
+
+    def _begin(self, strategy: Strategy) -> None:
+        """Decide by the rules of `strategy` from now on; nothing is pending."""
+        self.leases.stealing = self.stealing and not strategy.in_lock_step
         self._admit = strategy.admit
         self._weigh = strategy.weigh
         self._gather = strategy.gather
@@ -86,23 +100,20 @@ class Sequencer:
         self._may_be_empty = strategy.send.stepped  # a gradient may be of a later pass of the same step
         self._cancels = strategy.release.cancel_late
         self._holds = not self._after_fold and strategy.gather.size(None) > 1
-        self._folds = Folds(strategy, workers, self._holds)
+        self._folds = Folds(strategy, self.workers, self._holds)
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
-        self._wanted = 1  # contributions that make the next fold
         self._grace_s = strategy.gather.grace_s
         self._deadline_s = strategy.gather.deadline_s
         self.grace_until_s = NEVER_S
         """When what has come is to be folded, whoever is missing."""
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
-        self._sender = -1  # whose event is being dealt with
-        self._now_s = 0.0  # when it came
-        self._effects: list[Effect] = []
+        self._count_anew()
 
     def state(self) -> SequencerState:
         """What a checkpoint keeps, together with the parameters at `version`; to be asked between two events."""
         unfolded = [batch for one in self._pending for batch in one.batches]
-        return SequencerState(self.version, self.members.state(), self.leases.state(unfolded))
+        return SequencerState(self.version, self.members.state(), self.leases.state(unfolded), self.phases.now)
 
     @classmethod
     def restore(
@@ -127,6 +138,8 @@ class Sequencer:
         sequencer = cls(strategy, workers, leases, silence_s)
         sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
+        sequencer.phases = Phases(strategy, state.phase, state.version)
+        sequencer._begin(sequencer.phases.strategy)
         return sequencer
 
     @property
@@ -153,7 +166,7 @@ class Sequencer:
         return self._effects
 
     def _of_others(self, event: Event) -> None:
-        self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled)) else event.worker
+        self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled, events.Switched)) else event.worker
         if isinstance(event, events.Joined):
             self._joined(event)
         elif isinstance(event, events.Left):
@@ -161,6 +174,9 @@ class Sequencer:
             self._left(event.worker, event.incarnation, finished)
         elif isinstance(event, events.Scaled):
             self._scaled(event.workers)
+        elif isinstance(event, events.Switched):
+            self.phases.ask(event.phase, self._now_s)
+            self._settle()
         elif isinstance(event, events.Ticked):
             self._ticked()
         elif (seat := self.members.seat(event.worker, event.incarnation)) is not None:
@@ -179,10 +195,8 @@ class Sequencer:
             return
         self.leases.joined(event.worker)
         self._count_anew()
-        self._effects += (
-            events.Show(event.worker, self.version),
-            events.Grant(event.worker, 0, self.version, Verdict.TAKEN, 0),
-        )
+        self.members.waits(seat)
+        self._grant(seat)
 
     def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         """A contribution that already came still counts, though its worker is gone; unfinished work does not."""
@@ -223,8 +237,9 @@ class Sequencer:
         return [seat.worker for seat in seats if seat.waiting is None and self._waited_for(seat)]
 
     def _waited_for(self, seat: Seat) -> bool:
-        """Whether others are held until `seat` pushes: a fold waits for everybody, a clock bound only for the slowest."""
-        holds = self._after_fold or seat.clock == self.members.slowest
+        """Whether others are held until `seat` pushes: a fold and another phase wait for everybody, a clock bound only for the
+        slowest."""
+        holds = self._after_fold or seat.clock == self.members.slowest or self.phases.following is not None
         return holds and self.members.waiting > 0
 
     # Data
@@ -264,6 +279,8 @@ class Sequencer:
             self._call_off((seat,))
 
     def _call_off(self, seats: Collection[Seat]) -> None:
+        if self.phases.following is not None:  # they would begin another step, and others wait for them
+            return
         for effect in call_off(seats, self.version):
             self._effects.append(effect)
             if isinstance(effect, events.Cancel):
@@ -342,6 +359,8 @@ class Sequencer:
             self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
+        if self.phases.following is not None and self.members.waiting == len(self.members.seats):
+            self._switch()
         assert self.members.waiting < len(self.members.seats) or not self.members.seats, (
             "promise 4: every live worker waits for another"
         )
@@ -373,6 +392,8 @@ class Sequencer:
         if counting:
             self.version += 1
             self._effects.append(self._folds.of(self.version, counting))
+            if self.version >= self.phases.due_at:
+                self.phases.due(self.version, self._now_s)
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -395,7 +416,22 @@ class Sequencer:
             if self._release.unconditional or self._release.may_go(seat.clock, slowest):
                 self._grant(seat)
 
+    def _switch(self) -> None:
+        """Every member waits: fold what is pending as it is, and have all go on in the next phase."""
+        if self._pending:
+            self._fold()
+        assert not self._pending and self.members.waiting == len(self.members.seats), "promise 8: the run is drained"
+        was, waited_s = self.phases.now, self.phases.begin(self._now_s)
+        self._begin(self.phases.strategy)
+        self.members.begin_anew(self.version)
+        if self.phases.now != was:
+            self._effects.append(events.Switch(self.phases.now, waited_s))
+        for seat in self.members.seats.values():
+            self._grant(seat)
+
     def _grant(self, seat: Seat) -> None:
+        if self.phases.following is not None:  # with the next phase
+            return
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         if seat.rows_wanted:
             self._effects += self._rows.served_late(seat)

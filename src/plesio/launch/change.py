@@ -34,19 +34,19 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
         CheckpointError: so much that the run cannot go on.
     """
     manifest = saved.manifest
-    was = Strategy.from_data(manifest.strategy, manifest.fields)
-    if why := _refused(manifest, was, now):
+    was, under = manifest.under, now.strategy.phases[manifest.phase_of(now.strategy)]
+    if why := _refused(manifest, was, under, now):
         raise CheckpointError(
             f"{saved.path} is of a run with {why}; resume with the same, or begin a new run and load weights.safetensors in "
             "the training function"
         )
-    had = _words(was, manifest.workers, len(manifest.progress))
+    had = _words(manifest.whole, manifest.workers, len(manifest.progress))
     has = _words(now.strategy, now.workers, now.seats)
-    if was == now.strategy and had == has:
+    if manifest.whole == now.strategy and had == has:
         return None
     other = [(now, then) for now, then in zip(has, had, strict=True) if now != then]
     words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
-    lost = [*_lost(saved, was, now)]
+    lost = [*_lost(saved, was, under, now)]
     begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"
     return Change("; ".join([words, *lost]), bool(lost), begins)
 
@@ -56,9 +56,8 @@ def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
     return f"under {strategy.name}", f"with {workers} worker{'' if workers == 1 else 's'}{most}"
 
 
-def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
+def _refused(manifest: Manifest, was: Strategy, now: Strategy, config: RunConfig) -> str:
     """What that run had that cannot be otherwise now, in words; empty if all can."""
-    now = config.strategy
     if config.seeded != manifest.seed:
         return f"seed={manifest.seed}, this one has seed={config.seeded}"
     if was.send.privacy != now.send.privacy:
@@ -71,9 +70,9 @@ def _refused(manifest: Manifest, was: Strategy, config: RunConfig) -> str:
     return ""
 
 
-def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
+def _lost(saved: Saved, was: Strategy, now: Strategy, config: RunConfig) -> Iterator[str]:
     """Which state does not go on as it was, and why (`plesio.memory.taking_over`)."""
-    manifest, now = saved.manifest, config.strategy
+    manifest = saved.manifest
     numbers, data = manifest.numbers, manifest.order.leases
     kept = ", ".join(sorted({key for keys in numbers.get("optimizer", {}).get("whole", ()) for key in keys}))
     outer, instead = (kind_of(one.outer).__name__ if one.outer.own_optimizer else "" for one in (was, now))
@@ -84,7 +83,7 @@ def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
     if "correction" in numbers and was.correct != now.correct:
         yield f"the state of the correction ({was.correct}) is dropped, for {now.name} has {now.correct}"
     if was.send.stepped and not was.every.by_client:
-        yield from _lost_of_workers(saved.holders, config)
+        yield from _lost_of_workers(saved.holders, now.send.stepped, config.seats)
     if (was.send.codec is not None or was.adopt.blends) and (was.send, was.adopt) != (now.send, now.adopt):
         what = "workers' own parameters are" if was.adopt.blends else "what packing left out is"
         yield f"{what} dropped, for {now.name} sends or takes back otherwise"
@@ -92,12 +91,11 @@ def _lost(saved: Saved, was: Strategy, config: RunConfig) -> Iterator[str]:
         yield DRAWN_ANEW
 
 
-def _lost_of_workers(holders: list[int], config: RunConfig) -> Iterator[str]:
-    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`."""
-    each = config.strategy.send.stepped
-    dropped = [str(worker) for place, worker in enumerate(holders) if (worker >= config.seats if each else place)]
+def _lost_of_workers(holders: list[int], each: bool, seats: int) -> Iterator[str]:
+    """Of the optimizers that stepped in the workers; the checkpoint has the state of `holders`. `each` steps its own now."""
+    dropped = [str(worker) for place, worker in enumerate(holders) if (worker >= seats if each else place)]
     if dropped:
-        why = f"there are {config.seats} now" if each else f"that of worker {holders[0]} is everybody's now"
+        why = f"there are {seats} now" if each else f"that of worker {holders[0]} is everybody's now"
         yield f"the state of the optimizer of worker {', '.join(dropped)} is dropped, for {why}"
     if not (holders or each):
         yield "the state of the workers' optimizers is dropped, for the checkpoint does not hold it"

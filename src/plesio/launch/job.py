@@ -90,8 +90,8 @@ class Job:
     def threads(self) -> int:
         """How many threads torch has in the server's process and in each worker's. A server sleeps while one worker computes, or
         all of a round do, or each goes alone for many steps. (Workers that others start know too little to count on that.)"""
-        strategy, workers = self.config.strategy, self.config.workers
-        sleeps = workers == 1 or strategy.gather.in_rounds or strategy.send.stepped
+        phases, workers = self.config.strategy.phases, self.config.workers
+        sleeps = workers == 1 or all(one.gather.in_rounds or one.send.stepped for one in phases)
         busy = 0 if sleeps and self.listening is None else 1
         return self.config.threads or max(1, self.threads_here // (workers * self.config.ranks + busy))
 

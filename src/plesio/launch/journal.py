@@ -11,7 +11,7 @@ import torch
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.provenance import source_of, train_hash, versions
-from plesio.protocol.journal import ISLANDS, JournalHead, JournalWriter
+from plesio.protocol.journal import FORMAT, ISLANDS, PHASED, JournalHead, JournalWriter
 
 
 def begun(job: Job, threads: int) -> JournalWriter:
@@ -20,6 +20,7 @@ def begun(job: Job, threads: int) -> JournalWriter:
     if path.exists():
         return JournalWriter.resume(path)
     head = JournalHead(  # what has to be the same for a replay to come out the same
+        format=PHASED if config.strategy.plan else FORMAT,
         workers_max=config.workers_max or msgspec.UNSET,
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),

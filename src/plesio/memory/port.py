@@ -8,6 +8,7 @@
 | Forget          | a worker reads nothing any more                                                    |
 | Serve, FoldRows | what `plesio.memory.row_tables` says of tables                                     |
 | Share           | learning rates are shared among another number of workers                         |
+| Switch          | goes on under the strategy of another phase, with the state that this one has too  |
 
 Beside these it is told what came with a contribution (`told`), before the sequencer hears of that. Nobody else at the server
 knows where tensors lie: a place travels in an answer, a welcome or a view, to whoever maps the memory.
@@ -31,8 +32,8 @@ from plesio.transport.doorbell import Located
 
 class Kept(NamedTuple):
     """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, the
-    `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, and the
-    strategy that it `was`, if that or the seats are others now."""
+    `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, the
+    strategy that it `was`, if that or the seats are others now, and the `phase` that the run goes on in."""
 
     weights: dict[str, torch.Tensor]
     tensors: dict[str, torch.Tensor]
@@ -41,6 +42,7 @@ class Kept(NamedTuple):
     tables: tuple[Path, tuple[str, ...]] = (Path(), ())
     own: Mapping[int, bytes] = {}
     was: Strategy | None = None
+    phase: int = 0
 
 
 class Memory:
@@ -48,6 +50,8 @@ class Memory:
 
     part_bytes = 0
     """What travelled so far, where a model is exchanged in parts."""
+    dropped = ""
+    """What state did not go on at the last `Switch`, in words."""
     rows: RowServers | None = None
     """The rows of tables, if the model has any."""
     push_bytes: Mapping[int, int] = {ALL_PARTS: 0}

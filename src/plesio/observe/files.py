@@ -32,6 +32,8 @@ from plesio.observe.history import CONFIGURATION, FIGURES
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Logged, Summary
 
+NAME_MAX = 120  # letters of a strategy's name in that of the folder: a plan of phases may be longer than a file's name
+
 
 class RunFolder:
     """A new folder under `runs`, with the configuration in it.
@@ -42,7 +44,7 @@ class RunFolder:
     def __init__(
         self, runs: Path, configuration: dict[str, Any], title: str, note: str, target: tuple[str, float] | None
     ) -> None:
-        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", configuration["strategy"]["name"]).strip("-")
+        plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", configuration["strategy"]["name"])[:NAME_MAX].strip("-")
         try:
             self.path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
             try:

@@ -268,7 +268,8 @@ FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell
 class Beginning(Message):
     """Training begins from `version` (`stop`: it is over at once). `contributions` and
     what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`); `riders`:
-    see `plesio.riders`; `steps_granted`: how many steps the worker may take alone, where the strategy says."""
+    see `plesio.riders`; `steps_granted`: how many steps the worker may take alone, where the strategy says; `phase`: the one of
+    the strategy that the run is in."""
 
     version: int
     stop: bool
@@ -278,12 +279,14 @@ class Beginning(Message):
     batches: int = 0
     riders: Riding = {}
     steps_granted: Count = 0
+    phase: Count = 0
 
 
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
     this answers; where its step was called off, it answers the one under way. `riders`,
-    `steps_granted`: as in `Beginning`; `part`: as in that contribution."""
+    `steps_granted`: as in `Beginning`; `part`: as in that contribution; `phase`: as in `Beginning`. If that is another than
+    before, the worker begins anew under its strategy."""
 
     version: int
     stop: bool
@@ -292,6 +295,7 @@ class GoOn(Message):
     riders: Riding = {}
     steps_granted: Count = 0
     part: int = ALL_PARTS
+    phase: Count = 0
 
 
 Answer = Beginning | GoOn

@@ -29,6 +29,12 @@ class Agreement:
         self._by_turns = strategy.gather.in_rounds and not strategy.send.stepped
         self._by_samples = self.watches = strategy.weigh.normalised and strategy.every.by_client
 
+    def under(self, strategy: Strategy) -> Agreement:
+        """The same under another strategy, from here on."""
+        other = Agreement(strategy, self._refuse)
+        other.came_late = self.came_late
+        return other
+
     def came(self, worker: int, optimizer: int) -> None:
         """A contribution, by a step of that optimizer. Those of the first, before one of another, need not be told."""
         self.watches = True

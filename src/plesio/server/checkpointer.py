@@ -60,6 +60,7 @@ class Checkpointer:
         self._keeping = keeping
         self.begins = keeping.begins
         self._strategy = strategy
+        self._phase = 0  # which one the run is resumed in
         self._due_s = 0.0
         self._kept = -1
         resumed = Path(keeping.resume) if keeping.resume else None
@@ -159,7 +160,7 @@ class Checkpointer:
         saved = read(Path(self._keeping.resume))
         try:
             self._restore(saved, memory)
-            order(self._shared_anew(saved.manifest))
+            order(msgspec.structs.replace(self._shared_anew(saved.manifest), phase=self._phase))
         except PlesioError:
             raise
         except Exception as error:
@@ -172,10 +173,11 @@ class Checkpointer:
     def _restore(self, saved: Saved, memory: Memory) -> None:
         manifest, seats = saved.manifest, len(self._made)
         rows = saved.path, tuple(manifest.files)
-        was = Strategy.from_data(manifest.strategy, manifest.fields)
-        other = was if len(manifest.progress) != seats or was != self._strategy else None
+        was, self._phase = manifest.under, manifest.phase_of(self._strategy)
+        other = was if len(manifest.progress) != seats or was != self._strategy.phases[self._phase] else None
         state = saved.weights(), saved.state(), manifest.numbers, manifest.layout
-        own = memory.restore(Kept(*state, rows, saved.own_states(), other), str(saved.path), manifest.version)
+        kept = Kept(*state, rows, saved.own_states(), other, self._phase)
+        own = memory.restore(kept, str(saved.path), manifest.version)
         self._made = [*manifest.progress, *[Progress()] * seats][:seats]
         self.go_on(memory, own)
         self.taken = Taken(manifest.steps, manifest.samples)
@@ -206,7 +208,7 @@ class Checkpointer:
 
     def begins_anew(self) -> str:
         """Which workers had trained before the run was resumed, and begin with a new optimizer; empty if none does."""
-        before = self.before if self._strategy.send.stepped else ()
+        before = self.before if self._strategy.phases[self._phase].send.stepped else ()
         lost = [str(worker) for worker, one in enumerate(before) if one.contributions and worker not in self.held_again]
         if not lost:
             return ""

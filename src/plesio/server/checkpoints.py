@@ -32,6 +32,7 @@ from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.host.disk import to_disk
 from plesio.server.row_chain import Chain
+from plesio.strategy import Strategy
 from plesio.tables.file import KeptRows
 from plesio.tables.links import FILE as TABLE
 from plesio.tables.links import rows_in
@@ -88,6 +89,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0
     files: dict[str, str] = {}
     format: int = FORMAT
+
+    @property
+    def whole(self) -> Strategy:
+        """The strategy of the run, with all its phases."""
+        return Strategy.from_data(self.strategy, self.fields)
+
+    @property
+    def under(self) -> Strategy:
+        """The one that it was under then."""
+        return self.whole.phases[self.order.phase]
+
+    def phase_of(self, now: Strategy) -> int:
+        """In which phase a run under `now` goes on from here: in the same; under another plan, in the one of this version."""
+        return self.order.phase if self.whole == now else now.phase_at(self.version)
 
 
 class Saved(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ answers.
 | Serve         | does it   | supplied                     | -                                 | -        |
 | WakeAt        | -         | wake_at                      | -                                 | -        |
 | Evict         | -         | evicted                      | how it left; an incident          | eviction |
+| Switch        | does it   | -                            | an incident                       | -        |
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from msgspec.structs import asdict, replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, PlesioError, StrategyError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import Standing
@@ -77,7 +78,7 @@ from plesio.transport.doorbell import Located
 WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
-"""Where workers only take time."""
+"""To who asks for something else than to go on."""
 BEGUN_ANEW = "the workers have begun anew"
 
 
@@ -112,14 +113,12 @@ class Program:
         """Workers are told to stop, each with its next answer."""
         self.listening = [False] * len(meter.workers)
         """Which workers answers reach."""
-        self._strategy = strategy
         self._replies = replies
         self.meter = meter
         self._recorder = recorder or Recorder()
         self._answers = checkpointer is not None
         self._checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
         self._tell = tell
-        self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._seen: set[int] = set()  # workers that have joined
         self._agreement = Agreement(strategy, self.trouble)
         self._figures = Figures(strategy, meter)
@@ -134,6 +133,8 @@ class Program:
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._keep_late = False  # a checkpoint, as soon as no contribution waits
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
+        self._why = ""  # the run is to go over to another phase
+        self._enter(sequencer.phases.now)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -143,6 +144,7 @@ class Program:
             events.FoldRows: self._move,
             events.Serve: self._serve,
             events.Show: self._show,
+            events.Switch: self._switched,
             events.WakeAt: lambda wake: replies.wake_at(wake.time_s),
             events.Discard: self._discard,
             events.Cancel: self._cancel,
@@ -150,6 +152,14 @@ class Program:
             events.Evict: self._evict,
         }
         """What is done of each kind of effect."""
+
+    def _enter(self, phase: int) -> None:
+        """The strategy of this phase holds from now on."""
+        self.phase = phase
+        strategy = self._strategy = self.sequencer.phases.strategy
+        self._paces = Paces(strategy.every) if strategy.every.paced else None
+        self._agreement = self._agreement.under(strategy)
+        self._only_time = Located(GoOn(0, False, Verdict.TAKEN, phase=phase), 0)  # where workers only take time
 
     # Of the run as a whole
 
@@ -160,6 +170,8 @@ class Program:
         resumed = self._checkpointer.restore(memory, self.go_back)
         if not resumed:
             memory.begin(self.version)
+            if self.phase:  # it was asked for by now
+                memory.do(events.Switch(self.phase, 0.0))
         self.begun, self._begun_at = True, self.version
         if resumed:
             if begins := self._checkpointer.begins:
@@ -180,10 +192,11 @@ class Program:
         self.listening = [False] * len(self.listening)
         self._seen.clear()
         self.sequencer = type(was).restore(
-            self._strategy, state.leases.workers, state, stealing=was.leases.stealing, silence_s=was.members.silence_s
+            was.phases.whole, state.leases.workers, state, stealing=was.stealing, silence_s=was.members.silence_s
         )
         self.sequencer.leases.lone = was.leases.lone
         self._begun_at = self.version
+        self._enter(self.sequencer.phases.now)
         self.memory.do(events.Share(self.sequencer.workers))
         self.memory.go_back(self.version)
 
@@ -192,6 +205,18 @@ class Program:
         was = self.sequencer.workers
         self.receive(events.Scaled(workers), now_s)
         self.trouble(None, f"scaled from {was} to {workers} workers")
+
+    def switch(self, phase: int, now_s: float, why: str = "") -> None:
+        """The run is to go over to this phase of its strategy, as soon as all have come to where they can; `why`: in words."""
+        known = self.sequencer.phases.whole.phases
+        if not 0 <= phase < len(known):
+            raise StrategyError(
+                f"phase {phase}: the run has {', '.join(f'{at} ({one.name})' for at, one in enumerate(known))}"
+            )
+        self._why = why
+        self.receive(events.Switched(phase), now_s)
+        if self.sequencer.phases.following is None:
+            self._why = ""
 
     def close_memory(self) -> None:
         self.begun = False
@@ -225,15 +250,16 @@ class Program:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
         if not (self._checkpointer.writes and self.begun):
             return
-        self._keep_late = self.amid_fold
+        self._keep_late = self.unsettled
         if not self._keep_late:
             self.when_whole(partial(self._keep, now_s), held=True)
 
     @property
-    def amid_fold(self) -> bool:
-        """Whether rows of tables have stepped by a contribution that waits for its fold. A resumed run computes it again, and
-        would step them twice."""
-        return self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
+    def unsettled(self) -> bool:
+        """Whether a checkpoint has to wait: the run is drained for another phase; or rows of tables have stepped by a
+        contribution that waits for its fold. A resumed run computes that again, and would step them twice."""
+        amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
+        return amid_fold or self.sequencer.phases.following is not None
 
     def _keep(self, now_s: float) -> None:
         if not self.is_finite():
@@ -449,6 +475,19 @@ class Program:
         if self.listening[show.worker]:
             self.memory.do(show)
 
+    def _switched(self, switch: events.Switch) -> None:
+        was, waited_s = self._strategy, switch.waited_s
+        try:
+            self.memory.do(switch)
+        except PlesioError as error:
+            self.trouble(None, str(error), str(error), type(error).__name__)
+            return
+        self._enter(switch.phase)
+        what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
+        why, dropped = self._why and f": {self._why}", self.memory.dropped and f"; {self.memory.dropped}"
+        self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
+        self._why = ""
+
     def _serve(self, serve: events.Serve) -> None:
         self.memory.do(serve)
         if self.listening[serve.worker] and self.memory.rows is not None and self.memory.rows.answers:
@@ -457,15 +496,19 @@ class Program:
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
         """What a worker that is to go on is told."""
         if not self._answers:
-            return NO_ANSWER
+            return self._only_time
         worker, version, stop, riders = effect.worker, effect.version, self.stopping, self._checkpointer.riders
         if isinstance(effect, events.Cancel):
-            answer: Answer = GoOn(version, stop, Verdict.CANCELLED, 0, riders.answer)
+            answer: Answer = GoOn(version, stop, Verdict.CANCELLED, 0, riders.answer, phase=self.phase)
         elif effect.number:
-            answer = GoOn(version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps)
+            answer = GoOn(
+                version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps, phase=self.phase
+            )
         else:
             before = asdict(self._checkpointer.before[worker])
-            answer = Beginning(version, stop, **before, riders=riders.beginning(worker), steps_granted=effect.steps)
+            answer = Beginning(
+                version, stop, **before, riders=riders.beginning(worker), steps_granted=effect.steps, phase=self.phase
+            )
         return self.memory.located(worker, answer)
 
     def _grant(self, grant: events.Grant) -> None:

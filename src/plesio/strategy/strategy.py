@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, get_args, get_type_hints
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
+from plesio.strategy.answers.answer import COUNT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Strategy:
         release: who may go on: `Freely()`, `Within(clocks)`, `AfterFold(cancel_late)`.
         adopt: what the worker takes back: `Replace()`, `LookAhead()`, `Blend(alpha)`, `Rebase()`.
         via: who folds: `Server()`, `AllReduce(over)`, `SharedMemory()`.
+        plan: its phases, if it is to become another in flight, as `plesio.phases` makes it: the version that each begins with
+            (None: when it is asked for), and its strategy. The answers are those of the first, which begins with version 0.
 
     Raises:
         StrategyError: an answer of the wrong kind, or answers that cannot work together.
@@ -56,6 +60,7 @@ class Strategy:
     release: answers.Release = answers.Freely()
     adopt: answers.Adopt = answers.Replace()
     via: answers.Via = answers.Server()
+    plan: tuple[tuple[int | None, Strategy], ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -67,6 +72,8 @@ class Strategy:
         self._check_release()
         self._check_fold()
         self._check_via()
+        if self.plan:
+            self._check_plan()
 
     def _check_kinds(self) -> None:
         for field, kinds in ANSWERS.items():
@@ -175,8 +182,39 @@ class Strategy:
         if self.send.stepped:
             self._refuse("via", "send", "what local steps made is folded by a server; use via=Server()")
 
+    def _check_plan(self) -> None:
+        first, *later = [begins for begins, _ in self.plan]
+        declared = [begins for begins in later if begins is not None]
+        sound = all(COUNT.holds(begins) for begins in declared)
+        if first != 0 or not sound or declared != sorted(set(declared)):
+            raise StrategyError(
+                f"{self.name}: phases begin with versions {declared}; give whole numbers of at least 1, each above the one "
+                "before, or none for a phase that begins when it is asked for"
+            )
+        for phase in self.phases:
+            if why := _no_phase(phase):
+                raise StrategyError(f"{self.name}: {phase.name} cannot be a phase: {why}")
+        if len({phase.send.fragments for phase in self.phases}) > 1:
+            raise StrategyError(f"{self.name}: a model is cut into fragments once; give all phases the same fragments")
+
+    @property
+    def phases(self) -> tuple[Strategy, ...]:
+        """The strategies that it is in turn; it alone, if it stays as it is."""
+        return tuple([one for _, one in self.plan]) or (self,)
+
+    def phase_at(self, version: int) -> int:
+        """Which phase the plan has at `version`, by its place in `phases`."""
+        begun = [place for place, (begins, _) in enumerate(self.plan) if begins is not None and begins <= version]
+        return max(begun, default=0)
+
+    def next_phase_at(self, version: int) -> float:
+        """The first version above `version` with which a phase begins; infinity if none does."""
+        return min((begins for begins, _ in self.plan if begins is not None and begins > version), default=inf)
+
     def check_workers(self, workers: int) -> None:
         """Raise `StrategyError` if this strategy cannot run with that many workers."""
+        for _, phase in self.plan:
+            phase.check_workers(workers)
         first = self.gather.first if isinstance(self.gather, answers.Round) else None
         if first is not None and first > workers:
             raise StrategyError(
@@ -230,7 +268,13 @@ class Strategy:
     def as_data(self) -> dict[str, Any]:
         """This strategy as plain data, for a file: each answer as its name and its fields."""
         said = (field for field in ANSWERS if field not in LATER or getattr(self, field) != _DEFAULTS[field])
-        return {field: _plain(getattr(self, field)) for field in said}
+        data: dict[str, Any] = {field: _plain(getattr(self, field)) for field in said}
+        if self.plan:
+            data["plan"] = [
+                {"name": one.name, **({} if begins is None else {"begins": begins}), **one.as_data()}
+                for begins, one in self.plan
+            ]
+        return data
 
     @classmethod
     def from_data(cls, name: str, data: Mapping[str, Any]) -> Strategy:
@@ -240,7 +284,8 @@ class Strategy:
         >>> Strategy.from_data("mine", plain.as_data()) == plain
         True
         """
-        return cls(name=name, **{field: _answer(field, data[field]) for field in ANSWERS if field in data})
+        plan = tuple([(one.get("begins"), cls.from_data(one["name"], one)) for one in data.get("plan", ())])
+        return cls(name=name, plan=plan, **{field: _answer(field, data[field]) for field in ANSWERS if field in data})
 
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""
@@ -255,9 +300,22 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
 """What moves the parameters by what was sent."""
 LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
-ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field != "name"}
+ANSWERS = {field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan")}
 """The answers to each question."""
 _DEFAULTS = {one.name: one.default for one in fields(Strategy)}
+
+
+def _no_phase(one: Strategy) -> str:
+    """Why `one` cannot be a phase of another strategy; nothing if it can."""
+    reasons = {
+        "it has phases itself": bool(one.plan),
+        "it needs a server; take sync_sgd, which computes the same": one.via.by_collective or one.outer.in_worker,
+        "workers fold without a server": not one.via.at_server,
+        "it counts clients": one.every.by_client,
+        "what it spends of its privacy is one strategy's": one.send.privacy is not None,
+        "a worker goes on while its answer travels; leave ahead and overlap out": one.adopt.late,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:

@@ -122,6 +122,8 @@ def check_strategy(strategy: Strategy, tables: Mapping[str, Table]) -> None:
         why = "workers step there by themselves; take sync_sgd"
     elif strategy.every.by_client:
         why = "the turns of a round's clients would be added up in their rows; take local_sgd"
+    elif len({phase.rows for phase in strategy.phases}) > 1:
+        why = "its phases step them at other times; give all the same rows="
     if why:
         raise ConfigurationError(
             f"the model has tables ({', '.join(tables)}), and {strategy.name} cannot step their rows: {why}"

@@ -118,7 +118,7 @@ class RowServer(Server):
 
     def _may_keep(self) -> bool:
         """Whether a checkpoint may be taken now, as `Program.keep` has it."""
-        return not self.program.amid_fold
+        return not self.program.unsettled
 
     def _image(self, state: ServiceState) -> Image:
         assert self.rows is not None

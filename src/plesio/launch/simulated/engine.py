@@ -117,7 +117,7 @@ class SimulatedEngine:
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
-        if program.amid_fold:  # nobody comes to the end of that round, and it is to count once
+        if program.unsettled:  # nobody comes to the end of that, and what came is to count once
             for seat in list(program.sequencer.members.seats.values()):
                 program.left(seat.worker, seat.incarnation, False, final.wall_s)
         program.close(final.wall_s)

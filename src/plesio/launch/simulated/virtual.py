@@ -150,6 +150,11 @@ class VirtualRun(Replies):
         """End the run after what is being done now; the first reason counts."""
         self.ended = self.ended or why
 
+    def switch(self, phase: int, why: str = "") -> None:
+        """Have the run go over to another phase of its strategy."""
+        self.program.switch(phase, self.clock.now_s, why)
+        self._settle()
+
     def end_at(self, time_s: float, why: str, worker: int) -> None:
         """End the run at `time_s`, if this process of `worker` is there until then."""
         self.clock.at(max(time_s, self.clock.now_s), self._end_for, (worker, self._workers[worker].incarnation, why))

@@ -168,7 +168,7 @@ def _predict(
         strategy,
         _cluster(run, crew, ring, nbytes, bytes_per_s, part),
         [
-            TimedWorker(Timetable(own.__next__), strategy.every, last, strategy.goes_on(one.away or far))
+            TimedWorker(Timetable(own.__next__), strategy, last, strategy.goes_on(one.away or far))
             for one, own, last in zip(crew, steps, _lasts(crew, part), strict=True)
         ],
         push_nbytes=push,

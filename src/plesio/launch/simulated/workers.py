@@ -10,7 +10,7 @@ from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.launch.one_process.greenlets import Ask
 from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
-from plesio.strategy.answers import Every
+from plesio.strategy import Strategy
 from plesio.transport.doorbell import Located
 
 Request = Contribution | LeaseRequest | RowsRequest | Ask | None  # None: its training function returned
@@ -73,12 +73,12 @@ class Process:
 
 
 class TimedWorker(Participant):
-    """Takes local steps, of one sample, as long as `every` lets it go alone, then pushes; until its `last` step. One that
+    """Takes local steps, of one sample, as long as `strategy` lets it go alone, then pushes; until its `last` step. One that
     `goes_on` while its answer travels looks after each step whether that has come."""
 
-    def __init__(self, timetable: Timetable, every: Every, last: float = inf, goes_on: bool = False) -> None:
+    def __init__(self, timetable: Timetable, strategy: Strategy, last: float = inf, goes_on: bool = False) -> None:
         self._step_s = timetable.step_s
-        self._due, self._after = every.due, every.after
+        self._phases, self._after = strategy.phases, strategy.every.after
         self._last = last
         self._goes_on = goes_on
         self._done = self._latest = 0  # steps, and those of them sent last
@@ -99,6 +99,7 @@ class TimedWorker(Participant):
                 return now_s, Ask.TAKE
         else:
             assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
+            self._due = self._phases[told.answer.phase].every.due
             self._hear(answer, now_s)
         return self._work(now_s)
 

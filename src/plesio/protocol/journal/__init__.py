@@ -7,6 +7,7 @@ from plesio.protocol.journal.records import BEGINS as BEGINS
 from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
 from plesio.protocol.journal.records import FORMAT as FORMAT
 from plesio.protocol.journal.records import ISLANDS as ISLANDS
+from plesio.protocol.journal.records import PHASED as PHASED
 from plesio.protocol.journal.records import Ended as Ended
 from plesio.protocol.journal.records import Folded as Folded
 from plesio.protocol.journal.records import FoldedMember as FoldedMember

@@ -19,6 +19,7 @@ from plesio.strategy.recipes.deltas import *
 from plesio.strategy.recipes.elsewhere import known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
+from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 DEFAULT = "async_sgd"  # of a run that names no strategy
@@ -52,7 +53,7 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     """
     if name not in RECIPES:
         hint = known_elsewhere(name)
-        if not hint and name.partition("(")[0] in RECIPES:
+        if not hint and name.partition("(")[0] in (*RECIPES, "phases"):
             hint = f"in Python, write it without quotes: ps.{name}"
         raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters
