@@ -24,6 +24,7 @@ from plesio.core.events import (
     Left,
     Pushed,
     RowsWanted,
+    Switch,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
@@ -46,12 +47,12 @@ class PromiseBroken(AssertionError):
 class _Seat:
     """A member: its clock, the highest number answered, and when it was last heard by the sequencer."""
 
-    __slots__ = ("answered", "clock", "heard_s", "incarnation")
+    __slots__ = ("answered", "clock", "heard_s", "incarnation", "pushed")
 
     def __init__(self, incarnation: int, clock: int, now_s: float) -> None:
         self.incarnation = incarnation
         self.clock = clock
-        self.answered = 0
+        self.answered = self.pushed = 0
         self.heard_s = now_s
 
 
@@ -59,18 +60,17 @@ class Oracle:
     """The judge of one simulated run."""
 
     def __init__(self, plan: Plan) -> None:
-        strategy = plan.strategy
+        self.plan = plan
         self.made: list[Contribution] = []
-        self.lead = getattr(strategy.release, "clocks", math.inf)
-        self.after_fold = strategy.release.after_fold
-        self.most_pending = getattr(strategy.gather, "k", 1) - 1
-        self.durable_answers = plan.level is Level.DURABLE and not self.most_pending
+        self.switches = 0
+        self._enter(0)
         self.model = Model(plan.workers)
         self.clock_rate = 1.0
         self.epoch = 0
         self.now_s = 0.0
         self.calm = False
         self._seats: dict[int, _Seat] = {}
+        self._joining: dict[int, int] = {}  # who waits to be let in: its incarnation
         self._slowest = 0
         self._round = 0  # who ever sat in this round
         self._letter_s = [0.0] * plan.workers
@@ -80,6 +80,14 @@ class Oracle:
         self._told_durable = [0] * plan.workers
         self._told: dict[WorkerSession, tuple[int, int, int]] = {}  # life of the server, version, applied
 
+    def _enter(self, phase: int) -> None:
+        """What the strategy of this phase promises."""
+        self._phase, strategy = phase, self.plan.strategy.phases[phase]
+        self.lead = getattr(strategy.release, "clocks", math.inf)
+        self.after_fold = strategy.release.after_fold
+        self.most_pending = getattr(strategy.gather, "k", 1) - 1
+        self.durable_answers = self.plan.level is Level.DURABLE and not self.most_pending
+
     # The server's life
 
     def booted(self, server: Server, image: Image | None) -> None:
@@ -88,6 +96,8 @@ class Oracle:
         self.now_s = now_s = server.agenda.now_s
         model, sequencer = server.model, server.sequencer
         self._seats.clear()
+        self._joining.clear()
+        self._enter(image.sequencer.phase if image else 0)
         self._slowest = image.sequencer.members.slowest if image else 0
         self._round = 0
         self._letter_s = [now_s] * len(self._letter_s)
@@ -106,6 +116,8 @@ class Oracle:
 
     def checkpoint_begun(self, content: bytes, image: Image) -> None:
         """The server is going to write this."""
+        if image.sequencer.phase != self._phase:
+            self._broken(f"a checkpoint is of the phase that holds: {self._phase}, it says {image.sequencer.phase}")
         self._images[content] = image
 
     def disk_changed(self, disk: Disk) -> None:
@@ -131,15 +143,18 @@ class Oracle:
             seat.heard_s = self.now_s
             if isinstance(event, Pushed):
                 self._handed_in[event.worker] = payload
+                seat.pushed = event.number
                 seat.clock += not (effects and _is_repeated(effects[0]))
         elif isinstance(event, Joined):
             self._gone(event.worker)
+            self._joining[event.worker] = event.incarnation
         elif isinstance(event, Left):
             self._left(event)
 
     def _left(self, event: Left) -> None:
         seat = self._seats.get(event.worker)
-        if seat is not None and seat.incarnation == event.incarnation:
+        incarnation = self._joining.get(event.worker) if seat is None else seat.incarnation
+        if incarnation == event.incarnation:
             self._gone(event.worker)
 
     def fell_silent(self, event: Left, is_well: Callable[[int], bool]) -> None:
@@ -152,17 +167,31 @@ class Oracle:
 
     def _gone(self, worker: int) -> None:
         """Nobody sits there any longer; who joins starts at the clock of the slowest."""
+        self._joining.pop(worker, None)
         if self._seats.pop(worker, None) and self._seats:
             self._slowest = min(one.clock for one in self._seats.values())
 
     def effect(self, event: Event, effect: Effect) -> None:
         """An effect was carried out."""
         if isinstance(effect, Grant):
-            self._granted(event, effect)
+            self._granted(effect)
         elif isinstance(effect, Cancel):
             self._is_current(effect).answered = effect.number
         elif isinstance(effect, Evict):
             self._evicted(effect)
+        elif isinstance(effect, Switch):
+            self._switched(effect)
+
+    def _switched(self, switch: Switch) -> None:
+        """All begin anew, at clock 0."""
+        at_work = [worker for worker, seat in self._seats.items() if seat.pushed <= seat.answered]
+        if at_work:
+            self._broken(f"another phase waits for everybody: workers {at_work} are at work")
+        self.switches += 1
+        self._enter(switch.phase)
+        self._slowest, self._round = 0, len(self._seats)
+        for seat in self._seats.values():
+            seat.clock = 0
 
     def _is_current(self, effect: Grant | Cancel) -> _Seat:
         if effect.version != self.model.version:
@@ -174,12 +203,12 @@ class Oracle:
             self._broken(f"a contribution of a member is answered once: {effect}")
         return seat
 
-    def _granted(self, event: Event, grant: Grant) -> None:
+    def _granted(self, grant: Grant) -> None:
         if grant.number == 0:
-            assert isinstance(event, Joined)
+            incarnation = self._joining.pop(grant.worker)
             clocks = [one.clock for worker, one in self._seats.items() if worker != grant.worker]
             self._slowest = min(clocks, default=self._slowest)
-            self._seats[grant.worker] = _Seat(event.incarnation, self._slowest, self.now_s)
+            self._seats[grant.worker] = _Seat(incarnation, self._slowest, self.now_s)
             self._letter_s[grant.worker] = self.now_s
             self._round += 1
             return

@@ -61,7 +61,13 @@ class HungUp(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
-MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp, int])
+class SwitchTo(msgspec.Struct, frozen=True, tag=True):
+    """What the launcher says: the run is to go over to that phase."""
+
+    phase: int
+
+
+MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp | SwitchTo, int])
 
 
 class Forked:
@@ -133,7 +139,7 @@ class Survivor:
 class Witness(Forked):
     """Stands between a server and the oracle, and shows it everything once: what a reborn server does again must be the same."""
 
-    AGAIN = frozenset({"letter_came", "fell_silent", "event", "effect", "settled", "told"})
+    AGAIN = frozenset({"taken", "letter_came", "fell_silent", "event", "effect", "settled", "told"})
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -153,22 +159,23 @@ class Witness(Forked):
                 self._broken("a reborn server does as the dead one did", self._seen[self._at - 1], what)
             return
         self._seen.append(what)
-        if call == "letter_came":
-            self._taken_in(arguments[0])
-        elif call == "told":
+        if call == "taken":
+            self._taken(arguments[0])
+            return
+        if call == "told":
             self.went_out()
             self.told_now.append(arguments[0])
         getattr(self._oracle, call)(*arguments)
 
-    def _taken_in(self, letter: FromWorker) -> None:
-        came = next((one for one in iter(self.in_the_pipe.popleft, None) if not isinstance(one, HungUp)), None)
-        if came != letter:
-            self._broken("what came is heard once, in order", came, letter)
+    def _taken(self, what: object) -> None:
+        came = self.in_the_pipe.popleft() if self.in_the_pipe else "nothing"
+        if came != what:
+            self._broken("what came is heard once, in order", came, what)
 
     def read_all(self) -> None:
         """The pipe is empty."""
-        if left := [one for one in self.in_the_pipe if not isinstance(one, HungUp)]:
-            self._broken("what came is heard once, in order", left, "nothing")
+        if self.in_the_pipe:
+            self._broken("what came is heard once, in order", self.in_the_pipe, "nothing")
 
     def went_out(self) -> None:
         """Whatever is told was sent."""
@@ -211,7 +218,11 @@ class Reborn(Server):
         """So does an end of file."""
         self._lay(HungUp(worker, incarnation), NEVER)
 
-    def _lay(self, what: FromWorker | HungUp, payload: int) -> None:
+    def switch(self, phase: int) -> None:
+        """So does what the launcher says."""
+        self._lay(SwitchTo(phase), NEVER)
+
+    def _lay(self, what: FromWorker | HungUp | SwitchTo, payload: int) -> None:
         if not self.down or self._asleep:
             self.oracle.in_the_pipe.append(what)
             os.write(self._pipe, msgspec.json.encode((what, payload)) + b"\n")
@@ -243,8 +254,11 @@ class Reborn(Server):
 
     def _read(self) -> None:
         for what, payload in MAIL.decode_lines(self.log.read(self._inbox)):
+            self.oracle.taken(what)
             if isinstance(what, HungUp):
                 self._hang_up(what.worker, what.incarnation)
+            elif isinstance(what, SwitchTo):
+                self._ask_for(what.phase)
             else:
                 self._take_in(what, payload)
 
@@ -272,6 +286,8 @@ class Reborn(Server):
 
     def _keep(self) -> None:
         """Write a checkpoint; nobody is heard meanwhile."""
+        if not self._may_keep():
+            return
         number, state = self.service.begin_checkpoint()
         self.log.once(partial(self._write_all, state))
         self.service.written(number, state)
