@@ -164,7 +164,7 @@ def test_a_worker_that_outlives_a_head_does_not_join_the_one_of_another_strategy
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
-            head.run(ps.sync_sgd(), workers=2, checkpoint=OFTEN, runs=tmp_path / "runs")
+            head.run(ps.sync_sgd(), workers=2, checkpoint=OFTEN, durability="none", runs=tmp_path / "runs")
         (folder,) = (tmp_path / "runs").iterdir()
         head.reopen()
         with pytest.raises(ps.PlesioError):

@@ -328,7 +328,7 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
 def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_run_replays(
     strategy: Strategy, version: int | None, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
+    settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2), "durability": "none"}
     train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01)
     with remote.head(rejoin_s=30.0) as head:
         for rank in range(2):

@@ -50,7 +50,7 @@ def visits(run: ps.Run) -> torch.Tensor:
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd("plain"), ps.sync_sgd()], ids=lambda one: one.name)
 def test_a_server_killed_at_25_random_moments_folds_each_batch_once(strategy: ps.Strategy, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"workers": WORKERS, "checkpoint": ps.Checkpoint(every_s=0.1)}
+    settings: dict[str, Any] = {"workers": WORKERS, "checkpoint": ps.Checkpoint(every_s=0.1), "durability": "none"}
     rng, epochs, resume = random.Random(strategy.name), 16, None
     with remote.head(rejoin_s=60.0) as head:
         for rank in range(WORKERS):

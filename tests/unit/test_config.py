@@ -102,6 +102,7 @@ CHOSEN: dict[str, Any] = {
     "timeout_s": 60.0,
     "threads": 2,
     "servers": 2,
+    "durability": "none",
     "checkpoint": ps.Checkpoint(every_s=30, keep=3),
     "resume": "runs/a",
     "runs": "runs",
@@ -118,6 +119,7 @@ DEFAULTS = {
     "on_nonfinite": "discard",
     "timeout_s": 300.0,
     "servers": 1,
+    "durability": "auto",
 }
 
 

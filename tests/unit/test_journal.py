@@ -271,18 +271,18 @@ def test_errors_of_an_inherited_journal_name_its_path(tmp_path: Path) -> None:
 
 
 def test_records_refused_by_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = tmp_path / "journal.bin", os.write
+    path, real = tmp_path / "journal.bin", os.pwrite
     writer = JournalWriter(path, RUN)
     writer.note("before", 1.0)
     room = iter([5, 0])
 
-    def scarce(descriptor: int, data: bytearray) -> int:
+    def scarce(descriptor: int, data: bytearray, at: int) -> int:
         left = next(room, len(data))
         if not left:
             raise OSError(28, "No space left on device")
-        return real(descriptor, data[:left])
+        return real(descriptor, data[:left], at)
 
-    monkeypatch.setattr(os, "write", scarce)
+    monkeypatch.setattr(os, "pwrite", scarce)
     with pytest.raises(JournalError, match="make room"):
         writer.flush()
     missing = read_journal(path).missing

@@ -29,7 +29,7 @@ from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Contribution, Hello
 from plesio.strategy import Strategy, recipes
-from plesio.strategy.answers import Server as at_server
+from plesio.strategy.answers import Server as AtServer
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.model import describe
 from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
@@ -70,7 +70,8 @@ class Server:
 
     def __init__(self, case: Case, log: RecoveryLog | None = None) -> None:
         self.case, self.log = case, log
-        self.blocks = Blocks(case.strategy, WORKERS, [hello(w, case) for w in range(WORKERS)], False, seats=SEATS)
+        hellos = [hello(worker, case) for worker in range(WORKERS)]
+        self.blocks = Blocks(case.strategy, WORKERS, hellos, False, seats=SEATS, survives=log is not None)
         self.machine = Machine(self.blocks, log=log)
         source = torch.Generator().manual_seed(1)
         for view in self.blocks.ring[0].views:
@@ -156,13 +157,13 @@ class Server:
             flat.fill_(nan if flat.is_floating_point() else 7)
 
     def stands(self) -> list[Any]:
-        """All that the run knows: to the bit, and as plain values."""
+        """All that the run knows, to the bit: what is read, the checksums, and what a checkpoint keeps."""
         machine, versions = self.machine, self.blocks.versions
         kept = machine.kept()
         read = {worker: moving(versions.buffers[index]) for worker, index in versions.read_by_workers.items()}
         tensors = {name: one.clone() for name, one in {**kept.weights, **kept.tensors}.items()}
-        return [read, {name: one.flatten().view(torch.uint8).tolist() for name, one in tensors.items()}, kept.numbers,
-                self.sums, machine.digest()]  # fmt: skip
+        bytes_of = {name: one.flatten().view(torch.uint8).tolist() for name, one in tensors.items()}
+        return [read, self.sums, machine.digest(), bytes_of, kept.numbers]
 
 
 def moving(arena: Arena) -> bytes:
@@ -192,13 +193,16 @@ def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
 
 def planned(case: Case, acts: int, seed: int) -> tuple[list[Act], list[Any], int]:
     """What happens, what comes of it where nobody dies, and about how many lines an act takes."""
-    server, rng, plan = Server(case), random.Random(seed), list[Act]()
+    server, plain, rng, plan = Server(case, RecoveryLog()), Server(case), random.Random(seed), list[Act]()
     lines = 0
     for place in range(acts):
         act = Act(*rng.choice(server.possible()), 100 + place)
         plan.append(act)
         lines += lines_of(partial(server.act, act))
-    return plan, server.stands(), lines // acts
+        plain.act(act)
+    stands = server.stands()
+    assert stands[:3] == plain.stands()[:3]
+    return plan, stands, lines // acts
 
 
 def killed(server: Server, plan: Sequence[Act], most: int) -> None:
@@ -280,7 +284,7 @@ CASES = {
     "packed": Case(recipes.diloco(4, codec="int8")),
     "asynchronous deltas": Case(recipes.async_local_sgd(4)),
     "elastic": Case(recipes.elastic_averaging(4)),
-    "mean gradient": Case(dataclasses.replace(recipes.allreduce(), via=at_server())),
+    "mean gradient": Case(dataclasses.replace(recipes.allreduce(), via=AtServer())),
     "half precision": Case(recipes.sync_sgd(), partial(AdamW, lr=0.01), half),
     "half precision, look-ahead": Case(DANA, partial(AdamW, lr=0.01), half),
     "half precision, held, look-ahead": Case(recipes.buffered(2), model=half),

@@ -145,7 +145,7 @@ class RunConfig:
     )
     durability: str = setting(
         "auto",
-        help="What survives the server's death: process: everything, for a spare process goes on; none: the last checkpoint; "
+        help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint; "
         "auto: process where the run keeps checkpoints.",
         words=("auto", "process", "none"),
     )

@@ -18,9 +18,11 @@ from plesio.kernels.lanes import LANES, fill, fma, larger, line_at, magnitude, p
 
 STRETCH = 1 << 16
 """Elements whose gaps are summed together; threads share a pass by whole stretches."""
-OUT, WEIGHT, FIRST, SECOND, LARGEST, TOTAL, THEN, AHEAD, SLOTS = range(9)
+OUT, WEIGHT, FIRST, SECOND, LARGEST, TOTAL, THEN, AHEAD, NEW_FIRST, NEW_SECOND, NEW_LARGEST, NEW_TOTAL, SLOTS = range(
+    13
+)
 """What the addresses are of, in their order: `FIRST` and `SECOND` are the moments, `TOTAL` is the sum of all workers' first ones;
-the slots of a round follow each other. 0: there is none."""
+the slots of a round follow each other. 0: there is none. `NEW_`: where they go, as a rule where they were."""
 EVEN, CLOSENESS, LOOK, DECAY, MOMENTUM, KEEP, RATE = range(7)
 """What the numbers of a pass of SGD are, in their order; the first four are those of every pass."""
 SHRINK, LERP, SQUARE, FRESH, ROOT, EPS, STEP, NESTEROV = range(4, 12)
@@ -66,14 +68,14 @@ def sgd(first, nesterov, addresses, numbers, shares, gaps, begin, end):
         if moments != 0:
             old = line_at(moments, at)
             new = gradient if first else fma(gradient, keep, old * momentum)
-            put_at(moments, at, new)
+            put_at(addresses[NEW_FIRST], at, new)
             gradient = fma(new, momentum, gradient) if nesterov else new
             if all_moments != 0:
-                put_at(all_moments, at, line_at(all_moments, at) - old + new)
+                put_at(addresses[NEW_TOTAL], at, line_at(all_moments, at) - old + new)
         weight = fma(gradient, rate, weight)
         put_at(out, at, weight)
         if ahead != 0:
-            put_at(ahead, at, fma(line_at(all_moments, at), fill(look), weight) if look != 0 else weight)
+            put_at(ahead, at, fma(line_at(addresses[NEW_TOTAL], at), fill(look), weight) if look != 0 else weight)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -111,14 +113,14 @@ def adam(nesterov, addresses, numbers, shares, gaps, begin, end):
             gradient = fma(weight, fill(decay), gradient)
         old = line_at(means, at)
         mean = fma(lerp, gradient - old, old if near else gradient)
-        put_at(means, at, mean)
+        put_at(addresses[NEW_FIRST], at, mean)
         if all_means != 0:
-            put_at(all_means, at, line_at(all_means, at) - old + mean)
+            put_at(addresses[NEW_TOTAL], at, line_at(all_means, at) - old + mean)
         square = fma(fresh * gradient, gradient, line_at(squares, at) * keep)
-        put_at(squares, at, square)
+        put_at(addresses[NEW_SECOND], at, square)
         if largest != 0:
             square = larger(line_at(largest, at), square)
-            put_at(largest, at, square)
+            put_at(addresses[NEW_LARGEST], at, square)
         divisor = (root(square * correction) if nesterov else root(square) * correction) + eps
         if shrinks:
             weight = weight * shrink
@@ -127,4 +129,6 @@ def adam(nesterov, addresses, numbers, shares, gaps, begin, end):
         weight = weight + step * mean / divisor
         put_at(out, at, weight)
         if ahead != 0:
-            put_at(ahead, at, weight + fill(look) * line_at(all_means, at) / divisor if look != 0 else weight)
+            put_at(
+                ahead, at, weight + fill(look) * line_at(addresses[NEW_TOTAL], at) / divisor if look != 0 else weight
+            )

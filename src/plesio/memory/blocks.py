@@ -12,6 +12,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
 | master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
+| where the server survives | all that it keeps twice, and 1 W; under look-ahead 1 W more in the ring |
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ MEANS = 2
 
 class Blocks:
     """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
-    `ranks`: of how many processes each is.
+    `ranks`: of how many processes each is; `survives`: a process that takes over goes on with it.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -63,6 +64,7 @@ class Blocks:
         holds: bool = False,
         servers: int = 1,
         ranks: int = 1,
+        survives: bool = False,
     ) -> None:
         self.strategy = strategy
         self.workers = workers
@@ -90,12 +92,14 @@ class Blocks:
         """The state that the user's optimizer brings."""
         carried = len(self.carried.keys) if self.carried is not None else 0
         read = most_read(strategy, seats) + evaluates
-        buffers = max(read + 2, 1 + carried) if self.folds else 1
+        beside = survives and strategy.adopt.looks_ahead  # the version before, the next one, and what is shown of it
+        buffers = max(read + 2 + beside, 1 + carried) if self.folds else 1
         blocks = 2 * buffers if strategy.adopt.codec is not None else buffers
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
         kept = state_copies(strategy, self.specs, self.layout, seats) if self.folds else 0
+        kept = 2 * kept + 1 if survives else kept
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"

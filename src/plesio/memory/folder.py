@@ -95,12 +95,13 @@ class Folder:
                 correction.correct(came.slots[0], current, came.then, came.absent)
             index = publisher.next(fold, self._step)
             shown = versions.buffers[index]
-            target = shown if master is None else current
+            target = shown if master is None else master.next()
             self._step(target, current, came, index)
             if self._after is not None:
                 self._after(target)
                 publisher.rewritten()
             if master is not None:
+                master.made(target)
                 master.show(shown, came)
             if correction is not None:
                 correction.stepped(before, shown, came.absent)

@@ -101,6 +101,10 @@ class Gather:
     def seats(self) -> int:
         return len(self._slots)
 
+    def absent_in(self, fold: Fold) -> int:
+        """What of a fold of one step lacks a gradient."""
+        return self._absent.get(fold.members[0].worker, 0)
+
     def stepping(self, fold: Fold) -> list[int]:
         """By whose settings `fold` steps, in turn."""
         return [member.worker for member in fold.members]
@@ -158,7 +162,8 @@ class AllAtOnce(Gather):
 
     def of(self, fold: Fold) -> Iterable[Came]:
         worker = fold.members[0].worker
-        absent = self._absent_in(fold) if self._absent or fold.held else 0
+        absent = self.absent_in(fold) if self._absent or fold.held else 0
+        self._held_absent = ALL if fold.held else self._held_absent
         if len(fold.members) > 1 and self._absent and self._leaves_out and not fold.held:
             self._fill_up(fold, absent)
         slots, shares = self._parts(fold, absent)
@@ -189,10 +194,9 @@ class AllAtOnce(Gather):
             return [mean], [1.0]
         return slots, shares
 
-    def _absent_in(self, fold: Fold) -> int:
+    def absent_in(self, fold: Fold) -> int:
         if fold.held:
-            absent, self._held_absent = self._held_absent, ALL
-            return absent
+            return self._held_absent
         return reduce(and_, [self._absent.get(one.worker, 0) for one in fold.members])
 
     def _rows_of(self, tables: Tables, fold: Fold) -> list[tuple[float, dict[int, torch.Tensor]]]:

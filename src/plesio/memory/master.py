@@ -15,6 +15,7 @@ lost, and is published when it has become a step of the model's dtype. Where wor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ class Master:
 
     def __init__(self, versions: Versions, new_arena: NewArena, averages: bool, looks_back: bool) -> None:
         self.weights = new_arena("master copy")
+        self.other: Arena | None = None
+        """Where the next one goes, if this is to stay as it is."""
         self._mean = new_arena("mean contribution")
         self._then = new_arena("version worked on") if looks_back else None
         self._versions = versions
@@ -78,6 +81,18 @@ class Master:
     @property
     def _shown(self) -> Arena:
         return self._versions.buffers[self._versions.current]
+
+    def next(self) -> Arena:
+        """Where the next one goes."""
+        return self.other or self.weights
+
+    def made(self, weights: Arena) -> None:
+        """It is there."""
+        self.weights, self.other = weights, None
+
+    def swap(self, others: Mapping[int, Arena]) -> None:
+        """What lay in arenas with these identities lies in the others from now on."""
+        self.weights = others.get(id(self.weights), self.weights)
 
     def show(self, version: Arena, came: Came) -> None:
         """Round it into `version`; of tables, the rows that `came`."""

@@ -19,7 +19,7 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -149,7 +149,7 @@ class Momenta(Step):
             was = optimizer.split()
             self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
         own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
-        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
+        one_pass = self._in_one_pass(came.absent)
         self._scale = [
             mean + ((scale - mean) / self._workers if mean else scale)
             for mean, scale in zip(self._scale, scales, strict=True)
@@ -157,7 +157,7 @@ class Momenta(Step):
         self._swap_in(own, ats, self._begun[worker])
         self.ready = None
         step = self._step_in_one_pass if one_pass else self._step_by_parts
-        step(target, came, own, scales)
+        step(target, current, came, own, scales, index)
         if target.layout.buffer_segments:
             blend_buffers(target, current, gradient, 1.0 / self._workers)
         self._steps += 1
@@ -166,33 +166,52 @@ class Momenta(Step):
         if worker not in self.live:  # departed since: its momentum will not act again
             self.forget(worker)
 
-    def _step_by_parts(self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]) -> None:
+    def _in_one_pass(self, absent: int) -> bool:
+        return self.tables is None and self.optimizer.in_one_pass(absent) and all(self.optimizer.swapped)
+
+    def _step_by_parts(
+        self,
+        target: Arena,
+        current: Arena,
+        came: Came,
+        own: Sequence[torch.Tensor],
+        scales: Sequence[float],
+        index: int,
+    ) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
         if came.then is not None:
             (gradient,) = came.own().slots
-            self.damping.correct(gradient, master, came.then, came.absent)
+            self.damping.correct(gradient, current, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
         if came.absent:
-            left_alone = master.layout.lacking(came.absent)
+            left_alone = target.layout.lacking(came.absent)
             moved = [both for segment, both in enumerate(moved) if segment not in left_alone]
         for whole, part in moved:
             whole -= part
-        self.optimizer.step(master, master, gradient, scales, came.absent, came.rows, self._share)
         if self.tables is not None:
-            self.tables.changed(came.rows, self._versions.current)
+            self.tables.bring_up(index, current)
+        self.optimizer.step(target, current, gradient, scales, came.absent, came.rows, self._share)
+        if self.tables is not None:
+            self.tables.changed(came.rows, index)
         self._swap_out(own, self._begun[came.worker], lacking)
         for whole, part in moved:
             whole += part
 
     def _step_in_one_pass(
-        self, master: Arena, came: Came, own: Sequence[torch.Tensor], scales: Sequence[float]
+        self,
+        target: Arena,
+        current: Arena,
+        came: Came,
+        own: Sequence[torch.Tensor],
+        scales: Sequence[float],
+        index: int,
     ) -> None:
         """The same in one pass, which also writes the look-ahead into a free buffer."""
         totals = self.optimizer.select(self.sum)
         before = self.optimizer.select(came.then) if came.then is not None else None
-        index = self._versions.spare()
-        shown = self._versions.buffers[index]
+        free_buffer = self._versions.spare(index)
+        shown = self._versions.buffers[free_buffer]
         free = came.scratch or came.slots[0]  # which is read before it is written
         out = self.optimizer.select(shown if self._master is None else free)
 
@@ -202,8 +221,10 @@ class Momenta(Step):
                 totals[position], then, closeness, out[position], self.factors(self.optimizer.at())[position]
             )
 
-        gaps = self.optimizer.step_mean(master, master, came.slots, [1.0], scales, self._share, own, ahead, came.absent)
-        elements, lacking = master.layout.trained_elements, self.optimizer.pieces_lacking(came.absent)
+        gaps = self.optimizer.step_mean(
+            target, current, came.slots, [1.0], scales, self._share, own, ahead, came.absent
+        )
+        elements, lacking = target.layout.trained_elements, self.optimizer.pieces_lacking(came.absent)
         for position, lacks in enumerate(lacking):
             if before and not lacks:
                 self.damping.learn(position, gaps[position], elements[position])
@@ -212,15 +233,14 @@ class Momenta(Step):
         self._swap_out(own, self._begun[came.worker], lacking)
         ats = self.optimizer.at()
         factors = self.factors(ats)
-        self.look_ahead(index, [position for position, lacks in enumerate(lacking) if lacks], ats, factors)
-        self.ready = index, factors
+        self.look_ahead(shown, target, [position for position, lacks in enumerate(lacking) if lacks], ats, factors)
+        self.ready = free_buffer, factors
 
-    def look_ahead(self, index: int, positions: Iterable[int], ats: Sequence[At], factors: Sequence[float]) -> None:
-        """Write what lies at these positions into buffer `index` as it will be about."""
-        optimizer, versions = self.optimizer, self._versions
-        target, master = versions.buffers[index], versions.buffers[versions.current]
-        if self._master is not None:
-            master = self._master.weights
+    def look_ahead(
+        self, target: Arena, master: Arena, positions: Iterable[int], ats: Sequence[At], factors: Sequence[float]
+    ) -> None:
+        """Write what lies at these positions of the `master` copy into `target` as it will be about."""
+        optimizer = self.optimizer
         outs, weights, totals = optimizer.select(target), optimizer.select(master), optimizer.select(self.sum)
         for position in positions:
             at, factor = ats[position], factors[position]
@@ -240,6 +260,11 @@ class Momenta(Step):
             squares = at.state["max_exp_avg_sq" if at.group["amsgrad"] else "exp_avg_sq"]
             for new, old, momenta, square in pieces(*map(flattened, (out, weight, total, squares))):
                 torch.addcdiv(old, momenta, root_of(square, by), value=factor, out=new)
+
+    def look_ahead_of_current(self, target: Arena, ats: Sequence[At], factors: Sequence[float]) -> None:
+        """Write the whole version into `target` likewise."""
+        master = self._master.weights if self._master is not None else self._versions.buffers[self._versions.current]
+        self.look_ahead(target, master, range(len(ats)), ats, factors)
 
     def _swap_in(self, own: Sequence[torch.Tensor], ats: Sequence[At], begun: set[int]) -> None:
         for position, (at, momentum) in enumerate(zip(ats, own, strict=True)):
@@ -276,11 +301,26 @@ class Momenta(Step):
         self._begun[worker].clear()
         self._resum()
 
+    remembers = True
+
     def step_as(self, worker: int) -> None:
         self.optimizer.step_as(worker)
 
     def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
         return (*self.optimizer.state_arenas.values(), *(self._momenta[worker] for worker in workers), self.sum)
+
+    def can_write_beside(self, worker: int, absent: int) -> bool:
+        """Not where momenta are summed anew, in place."""
+        anew = worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
+        return not anew and self._in_one_pass(absent) and self.optimizer.can_write_beside(absent)
+
+    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
+        self.optimizer.write_beside(arenas)
+
+    def swap(self, others: Mapping[int, Arena]) -> None:
+        self.optimizer.swap(others)
+        self._momenta = [others.get(id(one), one) for one in self._momenta]
+        self.sum = others.get(id(self.sum), self.sum)
 
     def numbers(self) -> Any:
         return [self.optimizer.numbers(), self._kept_numbers()]
@@ -362,10 +402,7 @@ class Ahead(Publisher):
         self._after = after
 
     def next(self, fold: Fold, step: object) -> int:
-        return self.versions.current
-
-    def made(self, index: int) -> None:
-        """It was made in place."""
+        return self._next_in_place()
 
     def rewritten(self) -> None:
         self._momenta.ready = None  # it was of the weights before
@@ -396,8 +433,8 @@ class Ahead(Publisher):
 
     def _look_ahead(self, ats: Sequence[At], factors: Sequence[float]) -> int:
         """Write the parameters with look-ahead into a free buffer; its index."""
-        index = self.versions.spare()
-        self._momenta.look_ahead(index, range(len(ats)), ats, factors)
+        versions, index = self.versions, self.versions.spare()
+        self._momenta.look_ahead_of_current(versions.buffers[index], ats, factors)
         return index
 
     def whole(self, reader: int) -> int:

@@ -37,9 +37,10 @@ class Packed(Publisher):
         """The buffer made for this version, by the buffer it was packed against (None: whole) and the part that moves."""
 
     def next(self, fold: Fold, step: object) -> int:
-        return self.versions.current
+        return self._next_in_place()
 
     def made(self, index: int) -> None:
+        super().made(index)
         self._made.clear()
 
     def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:

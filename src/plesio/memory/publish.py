@@ -31,6 +31,8 @@ class Versions:
         self.buffers = tuple(buffers)
         self._late = late
         self.current = 0
+        self.lasting: int | None = None
+        """The buffer that is to stay as it is, though no longer current."""
         self._pinned: dict[int, int] = {}
         self._left: dict[int, int] = {}  # the old buffer of a cancelled reader, which may still read it
         self._readers = [0] * len(self.buffers)
@@ -84,10 +86,10 @@ class Versions:
         """The version that its last contribution was computed from."""
         return self.buffers[self._left.get(reader, self._pinned[reader])]
 
-    def spare(self) -> int:
-        """A buffer that is neither pinned nor current."""
+    def spare(self, taken: int | None = None) -> int:
+        """A buffer that is neither pinned nor current, nor `taken`."""
         for index, readers in enumerate(self._readers):
-            if readers == 0 and index != self.current:
+            if readers == 0 and index not in (self.current, self.lasting, taken):
                 return index
         raise AssertionError("the ring has two buffers more than it has readers")
 
@@ -116,6 +118,10 @@ class Publisher:
         if self.in_place and step.one_pass and self.versions.readers <= {one.worker for one in fold.members}:
             return self.versions.current
         return self.versions.spare()
+
+    def _next_in_place(self) -> int:
+        """The current buffer, unless it is to stay as it is."""
+        return self.versions.current if self.versions.current != self.versions.lasting else self.versions.spare()
 
     def made(self, index: int) -> None:
         """The next version is there."""

@@ -1,16 +1,18 @@
 """Folds that can be gone on from when the process that made them dies (`plesio.host.recovery_log`).
 
-Tensors lie in memory that outlives it. An effect that changes them in place is entered in the log when it is done, with the
-numbers beside the tensors. Whoever takes over takes the numbers of each effect from there, and moves no tensor. What may have
-been under way at the end lies twice. A word in that memory says which effect was begun last.
+Tensors lie in memory that outlives it. An effect that changes them is entered in the log when it is done, with the numbers beside
+the tensors. Whoever takes over takes the numbers of each effect from there, and moves no tensor. The effect that was under way at
+the end is done again, from what was there before it. For that each arena of the state lies twice:
 
-| died                              | begun | in the log | whoever takes over                                      |
-| --------------------------------- | ----- | ---------- | ------------------------------------------------------- |
-| while the second copy was made    | n     | n          | copies again, and has effect n + 1 done                 |
-| while effect n + 1 changed tensors | n + 1 | n          | copies back what it changes, and has it done            |
-| after it was in the log           | n + 1 | n + 1      | goes on                                                 |
+| a fold of                | the new state goes                     | what was there before it                        |
+| ------------------------ | -------------------------------------- | ----------------------------------------------- |
+| a large model, in a pass | into the other arena: they swap roles  | stays where it is                               |
+| anything else            | where it was                           | is copied into the other arena first            |
 
-The second copy is made when nobody has anything to say (`settle`), or when the next effect is about to change the first.
+Where it was copied, a word in shared memory says which effect was begun, and that the copy is whole. Whoever takes over copies
+back if that effect is not in the log. The copy is made when nobody has anything to say (`settle`), or else when it is needed.
+
+Versions go into a free buffer of the ring, the master copy of half precision into its other arena. Slots are left as they are.
 """
 
 from __future__ import annotations
@@ -28,11 +30,9 @@ from plesio.memory.master import Master
 from plesio.memory.publish import Publisher
 from plesio.memory.steps import Step
 from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import ALL_PARTS, PAGE, Arena, Kind
+from plesio.tensors.arena import ALL_PARTS, PAGE, Arena
 from plesio.tensors.carrying import Kept
 from plesio.tensors.corrections import Correction
-
-MOVING = (Kind.TRAINED, Kind.BUFFER)
 
 
 class Surviving(Folder):
@@ -54,20 +54,25 @@ class Surviving(Folder):
     ) -> None:
         super().__init__(gather, correction, step, publisher, after, parts, master)
         self._log = log
-        self._new_arena = new_arena
         self._block = SharedBlock.create(PAGE, "the word that says which fold was begun")
         self._begun = self._block.memory.numpy().data.cast("Q")
         self._done = 0  # effects that are in the log
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
-        self._copies: dict[int, Arena] = {}
-        self._stale: dict[int, Arena] = {}  # what changed since it was copied
         publisher.in_place = False
         gather.survive(new_arena)
         if (optimizer := parts["optimizer"]) is not None:
             optimizer.make_room(keys)
-        for arena in self._changed_by(range(gather.seats), held=True):
-            self._copies[id(arena)] = self._stale[id(arena)] = Arena(arena.layout, new_arena("second copy").memory)
-            self._stale[id(arena)] = arena
+        self._beside = (*correction.arenas,) if correction is not None else ()
+        masters = (master.weights,) if master is not None else ()
+        one_of_each = (*step.arenas(range(gather.seats)), *self._beside, *gather.arenas, *masters)
+        self._pairs = [(one, Arena(one.layout, new_arena("second copy").memory)) for one in one_of_each]
+        for one in masters:  # what is frozen stays there, too
+            self._pairs[-1][1].copy_from(one)
+        self._other = {id(one): other for pair in self._pairs for one, other in (pair, pair[::-1])}
+        self._place = {id(one): place for place, pair in enumerate(self._pairs) for one in pair}
+        self._swapped = 0  # the set of pairs of which the second one counts
+        self._alike: set[int] = set()  # by identity: arenas that were copied, and have not changed since
+        self._next: Sequence[Arena] = ()  # what is likely to be copied next
         self.hold, self._hold = self._held, gather.hold
         self.share_among, self._share_among = self._shared_among, step.share_among
         self.carried = partial(self._caught_up, step.carried)
@@ -77,23 +82,51 @@ class Surviving(Folder):
     # Effects
 
     def fold(self, fold: Fold) -> None:
-        workers = [member.worker for member in fold.members]
-        index = self._through(partial(super().fold, fold), self._changed_by(workers, fold.held))
+        index = self._through(partial(self._fold, fold))
         if index is not None:
             for worker in self._gather.stepping(fold):
                 self._step.step_as(worker)
             self._publisher.made(index)
 
+    def _fold(self, fold: Fold) -> None:
+        step, master, versions, workers = (
+            self._step,
+            self._master,
+            self._publisher.versions,
+            self._gather.stepping(fold),
+        )
+        versions.lasting = versions.current
+        if master is not None:
+            weights, master.other = master.weights, self._other[id(master.weights)]
+        changed = step.arenas(workers)
+        kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
+        step.step_as(workers[0])
+        if beside := len(workers) == 1 and step.can_write_beside(workers[0], self._gather.absent_in(fold)):
+            step.write_beside([(one, self._other[id(one)]) for one in changed])
+            self._keep(kept)
+        else:
+            self._keep((*changed, *kept))
+        super().fold(fold)
+        versions.lasting = None
+        if beside:
+            step.swap({id(one): self._other[id(one)] for one in changed})
+            self._count_swapped(changed)
+        if master is not None:
+            self._count_swapped((weights,))
+
     def _held(self, worker: int, weight: float) -> None:
-        self._through(partial(self._hold, worker, weight), self._gather.arenas)
+        self._through(partial(self._changes, self._gather.arenas, partial(self._hold, worker, weight)))
 
     def forget(self, worker: int) -> None:
         self._publisher.forget(worker)
-        if changed := self._step.arenas((worker,)):
-            self._through(partial(self._step.forget, worker), changed)
+        if self._step.remembers:
+            self._through(partial(self._forget, worker))
+
+    def _forget(self, worker: int) -> None:
+        self._changes(self._step.arenas((worker,)), partial(self._step.forget, worker))
 
     def _shared_among(self, workers: int) -> None:
-        if self._through(partial(self._share_among, workers), ()) is not None:
+        if self._through(partial(self._share_among, workers)) is not None:
             self._share_among(workers)
 
     def _published(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
@@ -113,70 +146,77 @@ class Surviving(Folder):
             shown(index)
         return index
 
-    def _through(self, do: Callable[[], None], changed: Sequence[Arena]) -> int | None:
-        """Have an effect done that changes these; the current buffer, if that is known from the log."""
+    def _through(self, do: Callable[[], None]) -> int | None:
+        """Have an effect done, unless the log has it: then the current buffer after it."""
         recovering = self._log.recovering
-        index, *numbers = self._log.once(partial(self._do, do, changed))
+        index, *numbers = self._log.once(partial(self._do, do))
         self._done += 1
-        self._stale.update((id(arena), arena) for arena in changed)
         if not recovering:
             return None
         self._latest = numbers
-        self._gather.take(numbers[0])
+        self._gather.take(numbers[1])
+        self._alike.clear()
         return int(index)
 
-    def _do(self, do: Callable[[], None], changed: Sequence[Arena]) -> list[Any]:
-        if self._begun[0] > self._done:  # by a process that died
-            for arena in changed:
-                arena.copy_from(self._copy_of(arena), *MOVING)
-                self._stale.pop(id(arena), None)
-        for arena in changed:
-            if id(arena) in self._stale:
-                self._settle(arena)
-        self._begun[0] = self._done + 1
+    def _do(self, do: Callable[[], None]) -> list[Any]:
         self._caught_up(do)
         gather, step, correction = self._gather, self._step, self._correction
         numbers = gather.numbers(), step.numbers(), correction.kept().numbers if correction is not None else None
-        return [self._publisher.versions.current, *numbers]
+        return [self._publisher.versions.current, self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little"), *numbers]
 
-    def _changed_by(self, workers: Iterable[int], held: bool) -> list[Arena]:
-        """What a fold of contributions of these changes in place."""
-        publisher = self._publisher
-        changed = [*self._step.arenas(workers), *(self._gather.arenas if held else ())]
-        if self._correction is not None:
-            changed += self._correction.arenas
-        if self._master is not None:
-            changed.append(self._master.weights)
-        if publisher.writes:
-            changed.append(publisher.versions.buffers[publisher.versions.current])
-        return changed
+    # What was there before
 
-    # The second copy
+    def _changes(self, arenas: Sequence[Arena], do: Callable[[], None]) -> None:
+        self._keep(arenas)
+        do()
+
+    def _keep(self, arenas: Sequence[Arena]) -> None:
+        """These are about to change where they are."""
+        self._next = arenas
+        if not arenas:
+            return
+        if self._begun[0] > self._done:  # by a process that died
+            for one in arenas:
+                one.copy_from(self._other[id(one)])
+        else:
+            while self.settle():
+                pass
+        self._alike.difference_update(map(id, arenas))
+        self._begun[0] = self._done + 1
 
     def settle(self) -> bool:
-        """Copy some of what has changed, while there is time; whether there is more."""
-        for arena in list(self._stale.values())[:1]:
-            self._settle(arena)
-        return bool(self._stale)
+        """Copy something that is likely to change next, while there is time; whether there is more."""
+        stale = [one for one in self._next if id(one) not in self._alike]
+        for one in stale[:1]:
+            self._other[id(one)].copy_from(one)
+            self._alike.add(id(one))
+        return len(stale) > 1
 
-    def _settle(self, arena: Arena) -> None:
-        self._copy_of(arena).copy_from(arena, *MOVING)
-        del self._stale[id(arena)]
-
-    def _copy_of(self, arena: Arena) -> Arena:
-        return self._copies[id(arena)]
+    def _count_swapped(self, arenas: Iterable[Arena]) -> None:
+        for one in arenas:
+            self._swapped ^= 1 << self._place[id(one)]
 
     # The numbers
 
     def _caught_up(self, do: Callable[[], Any]) -> Any:
         """Do this with the numbers as the log has them."""
         if self._latest is not None:
-            _, of_step, of_correction = self._latest
+            swapped, _, of_step, of_correction = self._latest
             self._latest = None
+            self._swap(int.from_bytes(swapped, "little"))
             self._step.take(of_step)
             if self._correction is not None:
                 self._correction.restore(of_correction)
         return do()
+
+    def _swap(self, swapped: int) -> None:
+        """These pairs are swapped now."""
+        other = [pair for place, pair in enumerate(self._pairs) if (swapped ^ self._swapped) >> place & 1]
+        others = {id(one): two for pair in other for one, two in (pair, pair[::-1])}
+        self._swapped = swapped
+        self._step.swap(others)
+        if self._master is not None:
+            self._master.swap(others)
 
     def kept(self) -> Kept:
         kept: Kept = self._caught_up(super().kept)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -78,6 +78,8 @@ class Pass:
         self._kernels = kernels
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
+        self.beside: Mapping[int, int] = {}
+        """By the address of a state that would change in place: where the new one goes."""
         self._process = 0  # that the pool is of: threads do not come along when a process forks
 
     def mean(self, out: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
@@ -128,8 +130,9 @@ class Pass:
         numbers: Sequence[float],
         ahead: Ahead,
     ) -> Any:
-        given = (*tensors, ahead.total, ahead.then, ahead.out, *slots)
-        addresses = np.array([one.data_ptr() if one is not None else 0 for one in given], np.int64)
+        given = [one.data_ptr() if one is not None else 0 for one in (*tensors, ahead.total, ahead.then, ahead.out)]
+        beside = [self.beside.get(one, one) for one in given[2:6]]
+        addresses = np.array([*given, *beside, *(one.data_ptr() for one in slots)], np.int64)
         factors, even = factors_of(shares)
         floats = np.array((even, ahead.closeness, ahead.factor, *numbers), np.float32)
         size, stretch = slots[0].numel(), self._kernels.STRETCH

@@ -60,6 +60,7 @@ class ServerOptimizer:
         """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
+        self._beside: Sequence[tuple[Arena, Arena]] = ()
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
@@ -212,6 +213,8 @@ class ServerOptimizer:
         for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
             if lacking[position]:
                 self.leave(position, target, current)
+                for one, other in self._beside:
+                    self.select(other)[position].copy_(self.select(one)[position])
                 gaps.append(None)
                 continue
             came = [self.select(slot)[position] for slot in slots]
@@ -363,6 +366,31 @@ class ServerOptimizer:
         if key not in self.state_arenas:
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
+
+    def can_write_beside(self, absent: int) -> bool:
+        """Whether a step that lacks these writes all of its state."""
+        return self.in_one_pass(absent) and all(group.get("momentum", True) for group in self.groups)
+
+    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
+        """The next pass writes what it changes of each first one into the second."""
+        assert self._pass is not None, "in_one_pass was asked"
+        self._beside = arenas
+        both = (pair for one, other in arenas for pair in zip(self.select(one), self.select(other), strict=True))
+        self._pass.beside = {one.data_ptr(): other.data_ptr() for one, other in both}
+
+    def swap(self, others: Mapping[int, Arena]) -> None:
+        """What lay in arenas with these identities lies in the others from now on."""
+        self._beside = ()
+        if self._pass is not None:
+            self._pass.beside = {}
+        for key, arena in list(self.state_arenas.items()):
+            if id(arena) not in others:
+                continue
+            self.state_arenas[key] = others[id(arena)]
+            for position, tensor in enumerate(self._home(key)):
+                state = self.state_of(position)
+                if key in state and key != self.swapped_of(position):
+                    state[key] = tensor
 
     def make_room(self, keys: Sequence[str]) -> None:
         """For the state of these keys, of which look-ahead swaps none."""

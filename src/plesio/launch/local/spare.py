@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 from plesio.host.recovery_log import RecoveryLog
-from plesio.launch.local.forker import die_with_parent
+from plesio.launch.local.forker import die_with_parent, name_process
 from plesio.transport.channel import close_quietly
 
 ORPHANED_S = 5.0  # how long the system may take to give the spare another parent once the process is dead
@@ -81,6 +81,7 @@ class Spare:
             died = os.getppid()
             close_quietly(self._writer)
             self._pid, self._dismissed = 0, []  # the dead process's children
+            name_process("spare")
             self._wait_for_end()
             self.woke_s = time.monotonic()
             if not self._log.is_mine:
@@ -88,6 +89,7 @@ class Spare:
             while os.getppid() == died and time.monotonic() - self.woke_s < ORPHANED_S:
                 time.sleep(LOOK_S)
             die_with_parent(self._forker)
+            name_process("server")
             close_quietly(self._sees_end)
             self._open()
             with suppress(OSError):  # then it has none, until it is asked to renew it

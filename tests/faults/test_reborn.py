@@ -1,0 +1,165 @@
+"""Servers that are killed outright, and whose spares go on: real processes, killed at random moments."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import plesio as ps
+from plesio.strategy import Strategy
+from plesio.strategy.answers import TopK
+from support import loops, remote
+from support.long_forms import but_slow
+from support.processes import called
+from support.replayed import chancy
+
+EPOCHS, BATCHES = 6, 16
+WENT_ON = re.compile(r"the server died at version (\d+) and went on after [\d.]+ s; no update lost")
+STRATEGIES: dict[str, Strategy] = {
+    "async": ps.async_sgd(),
+    "sync": ps.sync_sgd(),
+    "first": ps.first_of(2),
+    "local": ps.local_sgd(every=3),
+    "diloco": ps.diloco(h=3),
+    "bounded": ps.bounded_staleness(3),
+    "buffered": ps.buffered(2),
+    "elastic": ps.elastic_averaging(every=3),
+    "int8": ps.local_sgd(every=3, codec="int8"),
+    "top-k": ps.diloco(h=3, codec=TopK(0.2)),
+    "allreduce": ps.allreduce(),
+}
+
+
+def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: int = 3, **more: Any) -> ps.Run:
+    """A run whose server is killed so many times, in its first second or two."""
+    at_s = sorted(random.Random(seed).uniform(0.05, 0.3 * kills) for _ in range(kills))
+    faults = [ps.Kill(None, after_s=each) for each in at_s]
+    train = partial(chancy, **{"epochs": EPOCHS, **more})
+    run = ps.run(train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60)
+    assert not [one for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    return run
+
+
+def check_nothing_lost(run: ps.Run, train: Any) -> None:
+    assert all(one.steps and one.left == "finished" for one in run.summary.workers)
+    assert str(ps.replay(run.folder, train)) == f"bit-identical: {run.version:,} versions, all computed again"
+
+
+@pytest.mark.parametrize("name", but_slow(list(STRATEGIES), {"async", "sync", "diloco", "buffered"}))
+def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path: Path) -> None:
+    run = survived(STRATEGIES[name], tmp_path, kills=3, seed=len(name))
+    assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
+    assert 1 <= len(run.incidents) <= 3
+    check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
+
+
+def in_turn(*todo: Callable[[], object], every_s: float = 0.3) -> Callable[[ps.Live], None]:
+    """A `watch` that does one after the other, once training has begun."""
+    left = list(todo)
+
+    def watch(live: Any) -> None:
+        if left and live.time_s > every_s * (1 + len(todo) - len(left)):
+            left.pop(0)()
+
+    return watch
+
+
+def to(name: str, number: int) -> None:
+    """Send a signal to the process of that name."""
+    os.kill(called(name)[0], number)
+
+
+def kill(name: str) -> None:
+    to(name, signal.SIGKILL)
+
+
+def endless(**more: Any) -> ps.Run:
+    return ps.run(
+        partial(loops.endless, pause_s=0.005), "async_sgd", workers=2, durability="process", **{"timeout_s": 30, **more}
+    )
+
+
+def test_a_spare_that_dies_is_replaced() -> None:
+    watch = in_turn(partial(kill, "spare"), partial(kill, "spare"), partial(kill, "server"))
+    run = endless(watch=watch, until=ps.Until(seconds=2))
+    assert [bool(WENT_ON.fullmatch(one.what)) for one in run.incidents] == [True]
+    assert not called("spare") + called("server")
+
+
+def test_three_deaths_within_a_minute_end_the_run() -> None:
+    """They may have a cause that does not go away, such as too little memory."""
+    with pytest.raises(
+        ps.ServerLostError, match=r"is not replaced: 3 died within \d s; the weights were in its memory"
+    ):
+        endless(watch=in_turn(*[partial(kill, "server")] * 3))
+    assert not called("spare") + called("server")
+
+
+class Deadly(torch.optim.SGD):
+    """A server that steps by a huge gradient dies of it, and so does its successor."""
+
+    def step(self, closure: Any = None) -> Any:
+        if any(one.grad.abs().max() > 1e6 for group in self.param_groups for one in group["params"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(closure)
+
+
+def deadly(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    model, optimizer, _ = worker.prepare(model, Deadly(model.parameters(), lr=0.1), None)
+    inputs, labels = loops.data()
+    for step in range(20):
+        optimizer.zero_grad()
+        (loops.loss_of(model, inputs, labels) * (1e12 if step == 5 else 1.0)).backward()
+        optimizer.step()
+
+
+def test_a_message_that_kills_the_next_server_too_ends_the_run() -> None:
+    with pytest.raises(ps.ServerLostError, match="is not replaced: its successor had died of the same message"):
+        ps.run(deadly, "sync_sgd", workers=2, durability="process", timeout_s=30)
+
+
+def test_a_server_that_is_stopped_is_killed_and_its_spare_goes_on() -> None:
+    run = endless(watch=in_turn(partial(to, "server", signal.SIGSTOP)), timeout_s=2, until=ps.Until(seconds=6))
+    silent, went_on = (one.what for one in run.incidents)
+    assert re.fullmatch(r"the server \(\d+\) has said nothing for 2 s: killed", silent)
+    assert WENT_ON.fullmatch(went_on)
+
+
+def test_nobody_is_left_behind_a_stopped_spare() -> None:
+    endless(watch=in_turn(partial(to, "spare", signal.SIGSTOP)), until=ps.Until(seconds=1))
+    assert not called("spare") + called("server")
+
+
+def test_a_run_that_keeps_checkpoints_survives_unless_it_says_otherwise(tmp_path: Path) -> None:
+    kept: Any = {"runs": tmp_path, "checkpoint": ps.Checkpoint(every_s=0.1), "faults": [ps.Kill(after_s=0.5)]}
+    run = ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), **kept)
+    assert WENT_ON.fullmatch(run.incidents[0].what)
+    with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
+        ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, durability="none", **kept)
+
+
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=2)], ids=lambda one: one.name)
+def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path) -> None:
+    """They have deputies, which drop what is said twice."""
+    train = partial(chancy, epochs=2 * EPOCHS)
+    with remote.head(rejoin_s=30.0) as head:
+        for rank in range(2):
+            head.fork(train, rank=rank)
+        faults = [ps.Kill(after_s=0.2 * one) for one in range(1, 5)]
+        run = head.run(strategy, workers=2, faults=faults, durability="process", runs=tmp_path / "runs")
+        assert head.end() == [0, 0]
+    assert run.incidents
+    others = [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    assert all("knocked and was turned away" in one for one in others)  # on a busy host, and came again
+    assert run.batches_unvisited == 0
+    check_nothing_lost(run, train)
