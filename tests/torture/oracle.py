@@ -130,8 +130,7 @@ class Oracle:
     def letter_came(self, letter: FromWorker) -> None:
         """Something of a worker arrived at the server."""
         sender = letter if isinstance(letter, Beat) else letter.event
-        seat = self._seats.get(sender.worker)
-        if seat is not None and seat.incarnation == sender.incarnation and letter.epoch == self.epoch:
+        if self._incarnation(sender.worker) == sender.incarnation and letter.epoch == self.epoch:
             self._letter_s[sender.worker] = self.now_s
 
     def event(self, event: Event, payload: int, effects: Sequence[Effect]) -> None:
@@ -148,14 +147,30 @@ class Oracle:
         elif isinstance(event, Joined):
             self._gone(event.worker)
             self._joining[event.worker] = event.incarnation
+            self._letter_s[event.worker] = self.now_s
         elif isinstance(event, Left):
             self._left(event)
+        if self.plan.strategy.plan and not self._at_work():
+            granted = {one.worker for one in effects if isinstance(one, Grant)}
+            if granted >= self._seats.keys():  # a drain may also end in the phase that it began in
+                self._begin_anew()
+
+    def _at_work(self) -> list[int]:
+        return [worker for worker, seat in self._seats.items() if seat.pushed <= seat.answered]
+
+    def _begin_anew(self) -> None:
+        self._slowest = 0
+        for seat in self._seats.values():
+            seat.clock = 0
 
     def _left(self, event: Left) -> None:
-        seat = self._seats.get(event.worker)
-        incarnation = self._joining.get(event.worker) if seat is None else seat.incarnation
-        if incarnation == event.incarnation:
+        if self._incarnation(event.worker) == event.incarnation:
             self._gone(event.worker)
+
+    def _incarnation(self, worker: int) -> int | None:
+        """Of who sits there, or waits to be let in."""
+        seat = self._seats.get(worker)
+        return self._joining.get(worker) if seat is None else seat.incarnation
 
     def fell_silent(self, event: Left, is_well: Callable[[int], bool]) -> None:
         """The server takes a worker for dead because it heard nothing of it."""
@@ -184,14 +199,12 @@ class Oracle:
 
     def _switched(self, switch: Switch) -> None:
         """All begin anew, at clock 0."""
-        at_work = [worker for worker, seat in self._seats.items() if seat.pushed <= seat.answered]
-        if at_work:
-            self._broken(f"another phase waits for everybody: workers {at_work} are at work")
+        if self._at_work():
+            self._broken(f"another phase waits for everybody: workers {self._at_work()} are at work")
         self.switches += 1
         self._enter(switch.phase)
-        self._slowest, self._round = 0, len(self._seats)
-        for seat in self._seats.values():
-            seat.clock = 0
+        self._round = len(self._seats)
+        self._begin_anew()
 
     def _is_current(self, effect: Grant | Cancel) -> _Seat:
         if effect.version != self.model.version:
@@ -209,7 +222,6 @@ class Oracle:
             clocks = [one.clock for worker, one in self._seats.items() if worker != grant.worker]
             self._slowest = min(clocks, default=self._slowest)
             self._seats[grant.worker] = _Seat(incarnation, self._slowest, self.now_s)
-            self._letter_s[grant.worker] = self.now_s
             self._round += 1
             return
         seat = self._is_current(grant)

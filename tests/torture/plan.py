@@ -169,7 +169,9 @@ def way_to_draw(tables: bool, deaths: bool, switches: bool) -> Callable[[int, in
 def _phases(rng: random.Random, workers: int, contributions: int) -> Strategy:
     """Two to four strategies in turn, half of them from a version on."""
     versions = sorted(rng.sample(range(1, 3 + workers * contributions), 3))
-    later = [(at, one) if rng.random() < 0.5 else one for at, one in zip(versions, _each_phase(rng, workers))]
+    later = [
+        (at, one) if rng.random() < 0.5 else one for at, one in zip(versions, _each_phase(rng, workers), strict=False)
+    ]
     return recipes.phases(next(_each_phase(rng, workers)), *later[: rng.randint(1, 3)])
 
 
