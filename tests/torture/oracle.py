@@ -7,7 +7,7 @@ the parameters, staleness by what the workers know they computed from, silence b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from plesio.core.events import (
@@ -25,6 +25,7 @@ from plesio.core.events import (
     Pushed,
     RowsWanted,
     Switch,
+    Switched,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
@@ -63,6 +64,8 @@ class Oracle:
         self.plan = plan
         self.made: list[Contribution] = []
         self.switches = 0
+        self._drains = False  # nobody goes on before all wait
+        self._declared(0)
         self._enter(0)
         self.model = Model(plan.workers)
         self.clock_rate = 1.0
@@ -88,6 +91,11 @@ class Oracle:
         self.most_pending = getattr(strategy.gather, "k", 1) - 1
         self.durable_answers = self.plan.level is Level.DURABLE and not self.most_pending
 
+    def _declared(self, version: int) -> int:
+        """The phase that the plan has at `version`; from now on the next one is looked out for."""
+        self._due_at = self.plan.strategy.next_phase_at(version)
+        return self.plan.strategy.phase_at(version)
+
     # The server's life
 
     def booted(self, server: Server, image: Image | None) -> None:
@@ -98,6 +106,8 @@ class Oracle:
         self._seats.clear()
         self._joining.clear()
         self._enter(image.sequencer.phase if image else 0)
+        self._declared(model.version)
+        self._drains = False
         self._slowest = image.sequencer.members.slowest if image else 0
         self._round = 0
         self._letter_s = [now_s] * len(self._letter_s)
@@ -150,16 +160,19 @@ class Oracle:
             self._letter_s[event.worker] = self.now_s
         elif isinstance(event, Left):
             self._left(event)
-        if self.plan.strategy.plan and not self._at_work():
-            granted = {one.worker for one in effects if isinstance(one, Grant)}
-            if granted >= self._seats.keys():  # a drain may also end in the phase that it began in
-                self._begin_anew()
+        elif isinstance(event, Switched):
+            self._drains |= event.phase != self._phase
+        if self._drains and any(isinstance(one, Grant) for one in effects):
+            self._drained({one.worker for one in effects if isinstance(one, Evict)})
 
-    def _at_work(self) -> list[int]:
-        return [worker for worker, seat in self._seats.items() if seat.pushed <= seat.answered]
-
-    def _begin_anew(self) -> None:
-        self._slowest = 0
+    def _drained(self, evicted: Collection[int] = ()) -> None:
+        """All begin anew at clock 0, in another phase or in the same one after all."""
+        waited_for = [worker for worker in self._seats if worker not in evicted]
+        at_work = [worker for worker in waited_for if self._seats[worker].pushed <= self._seats[worker].answered]
+        if at_work:
+            self._broken(f"another phase waits for everybody: workers {at_work} are at work")
+        self._drains = False
+        self._slowest, self._round = 0, len(self._seats)
         for seat in self._seats.values():
             seat.clock = 0
 
@@ -198,13 +211,9 @@ class Oracle:
             self._switched(effect)
 
     def _switched(self, switch: Switch) -> None:
-        """All begin anew, at clock 0."""
-        if self._at_work():
-            self._broken(f"another phase waits for everybody: workers {self._at_work()} are at work")
+        self._drained()
         self.switches += 1
         self._enter(switch.phase)
-        self._round = len(self._seats)
-        self._begin_anew()
 
     def _is_current(self, effect: Grant | Cancel) -> _Seat:
         if effect.version != self.model.version:
@@ -271,6 +280,8 @@ class Oracle:
             if not one.finite:
                 self._broken(f"the parameters stay finite: {key} is not")
         self._round = len(self._seats)
+        if fold.version >= self._due_at:
+            self._drains |= self._declared(fold.version) != self._phase
 
     def sits(self, worker: int) -> bool:
         """Whether this worker is a member, or its data waits for it."""
