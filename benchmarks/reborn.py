@@ -108,7 +108,7 @@ def killed(
 
 def speed(how: str, numbers: int, seconds: float, adam: bool) -> float:
     run, _ = ran(ps.async_sgd(), numbers, 2, seconds, durability=how, adam=adam)
-    return run.steps / run.seconds
+    return run.steps / run.wall_s
 
 
 def noting(kill: Callable[[Process], None]) -> Callable[[Process], None]:

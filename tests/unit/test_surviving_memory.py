@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import plesio
 from plesio.core.events import Effect, Event, Fold, Forget, Grant, Hold, Joined, Left, Pushed, Scaled, Share, Show
@@ -27,6 +27,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
+from plesio.memory.surviving import Surviving
 from plesio.protocol.worker import Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
@@ -82,7 +83,7 @@ class Server:
         self.numbers = [0] * SEATS
         self.incarnations = [0] * SEATS
         self.free: set[int] = set()
-        self.sums: list[int] = []
+        self.sums: list[Any] = []
         codec = case.strategy.send.codec
         self.packing = Packing(self.blocks.layout, codec) if codec is not None else None
         for worker in range(WORKERS):
@@ -98,7 +99,7 @@ class Server:
         usual = [("push", worker) for worker in self.free] * 12
         joins = [("join", worker) for worker in gone if not self.sequencer.holds_slot_of(worker)] * 4
         leaves = [("leave", worker) for worker in members] if len(members) > 1 else []
-        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2))]
+        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2)), ("look", 0)]
 
     def act(self, act: Act) -> None:
         worker, now_s = act.worker, float(act.seed)
@@ -106,6 +107,7 @@ class Server:
             self.numbers[worker] += 1
             self.free.discard(worker)
             self.once(partial(self.write, act))
+            self.machine.came(worker, self.numbers[worker], self.sequencer.version)
             self.machine.told(worker, self.contribution(act))
             event: Event = Pushed(worker, self.incarnations[worker], self.numbers[worker], 1, 32, 0)
         elif act.what == "join":
@@ -113,8 +115,14 @@ class Server:
             self.numbers[worker] = 0
             event = Joined(worker, self.incarnations[worker])
         elif act.what == "leave":
+            waits = worker not in self.free
             self.free.discard(worker)
-            event = Left(worker, self.incarnations[worker], died=True)
+            self.machine.left(worker, waits, waits, self.sequencer.version)
+            event = Left(worker, self.incarnations[worker], died=waits)
+        elif act.what == "look":
+            members = [*self.sequencer.members.seats]
+            self.machine.when_whole(lambda: self.sums.append(self.machine.digest()), members)
+            return
         else:
             event = Scaled(worker)
         self.do(self.sequencer.receive(event, now_s))
@@ -152,7 +160,10 @@ class Server:
             slot.copy_from(sent)
 
     def granted(self, worker: int) -> None:
-        """It goes on: nothing that lay in its slot is there any more."""
+        """It goes on: nothing that lay in its slot is there any more, and its own parameters are others."""
+        if self.blocks.gives_back_mean:
+            for view in self.blocks.homes[worker].views:
+                view.fill_(self.sequencer.version)
         for flat in self.blocks.slots[worker].flat:
             flat.fill_(nan if flat.is_floating_point() else 7)
 
@@ -170,14 +181,14 @@ def moving(arena: Arena) -> bytes:
     return b"".join(bytes(arena.memory[start:end].numpy()) for start, end in arena.layout.stretches(()))
 
 
-def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
-    """How many lines of the memory `do` runs through; SIGKILL before the one after `most`."""
+def lines_of(do: Callable[[], None], most: int = 1 << 60, where: Sequence[str] = TRACED) -> int:
+    """How many lines of these files `do` runs through; SIGKILL before the one after `most`."""
     ran = 0
 
     def traced(frame: FrameType, what: str, _: Any) -> Any:
         nonlocal ran
         if what == "call":
-            return traced if any(frame.f_code.co_filename.startswith(room) for room in TRACED) else None
+            return traced if any(frame.f_code.co_filename.startswith(room) for room in where) else None
         ran += what == "line"
         if ran > most:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -191,27 +202,27 @@ def lines_of(do: Callable[[], None], most: int = 1 << 60) -> int:
     return ran
 
 
-def planned(case: Case, acts: int, seed: int) -> tuple[list[Act], list[Any], int]:
+def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> tuple[list[Act], list[Any], int]:
     """What happens, what comes of it where nobody dies, and about how many lines an act takes."""
     server, plain, rng, plan = Server(case, RecoveryLog()), Server(case), random.Random(seed), list[Act]()
     lines = 0
     for place in range(acts):
         act = Act(*rng.choice(server.possible()), 100 + place)
         plan.append(act)
-        lines += lines_of(partial(server.act, act))
+        lines += lines_of(partial(server.act, act), where=where)
         plain.act(act)
     stands = server.stands()
     assert stands[:3] == plain.stands()[:3]
     return plan, stands, lines // acts
 
 
-def killed(server: Server, plan: Sequence[Act], most: int) -> None:
+def killed(server: Server, plan: Sequence[Act], most: int, where: Sequence[str]) -> None:
     """Another process goes on with the plan, and dies after so many lines, or at its end."""
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         return
     try:
-        lines_of(partial(run_through, server, plan), most)
+        lines_of(partial(run_through, server, plan), most, where)
         os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os._exit(1)
@@ -227,14 +238,16 @@ def run_through(server: Server, plan: Sequence[Act]) -> None:
             pass
 
 
-def survived(case: Case, plan: Sequence[Act], per_act: int, seed: int) -> tuple[list[Any], int]:
+def survived(
+    case: Case, plan: Sequence[Act], per_act: int, seed: int, where: Sequence[str] = TRACED
+) -> tuple[list[Any], int]:
     """What comes of the plan where servers die one after the other; how many died."""
     log, rng, deaths = RecoveryLog(), random.Random(seed), 0
     server = Server(case, log)
     while plan:
         log.begin()
         log.counts()
-        killed(server, plan, rng.randrange(1, 4 * per_act))
+        killed(server, plan, rng.randrange(1, 4 * per_act), where)
         deaths += 1
         log.recover()
         done = 0
@@ -267,6 +280,7 @@ CASES = {
     "NAdam": Case(PLAIN, partial(NAdam, lr=0.01)),
     "RMSprop": Case(PLAIN, partial(RMSprop, lr=0.01, momentum=0.9)),
     "Adagrad": Case(PLAIN, partial(Adagrad, lr=0.1)),
+    "Adafactor": Case(PLAIN, partial(Adafactor, lr=0.01)),
     "unknown": Case(PLAIN, partial(Yogi, lr=0.01)),
     "look-ahead, SGD": Case(DANA),
     "look-ahead, dampened": Case(DANA, partial(SGD, lr=0.1, momentum=0.9, dampening=0.1)),
@@ -302,3 +316,50 @@ def test_goes_on_to_the_bit(name: str) -> None:
     found, deaths = survived(case, plan, per_act, 1)
     assert deaths > 5
     assert found == stands
+
+
+# Planted bugs
+
+
+def acknowledged_first(self: Surviving, do: Callable[..., None], *about: Any) -> int | None:
+    """An effect is in the log before it is done."""
+    if self._log.recovering:
+        return FAITHFUL(self, do, *about)
+    self._done += 1
+    self._catch_up()
+    self._log.once(self._numbers)
+    do(*about)
+    return None
+
+
+FAITHFUL = Surviving._through
+KEEP = Surviving._keep
+
+
+def begun_first(self: Surviving, arenas: Sequence[Arena]) -> None:
+    """The word says that the copy is whole before it is."""
+    if arenas and self._begun[0] != self._done:
+        self._begun[0] = self._done
+        for one in arenas:
+            self._other[id(one)].copy_from(one)
+    else:
+        KEEP(self, arenas)
+
+
+def nothing_kept(self: Surviving, arenas: Sequence[Arena]) -> None:
+    """An effect changes the only copy."""
+
+
+PLANTED = {
+    "acknowledged first": ("_through", acknowledged_first),
+    "begun first": ("_keep", begun_first),
+    "nothing kept": ("_keep", nothing_kept),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, where = Case(DANA), [*TRACED[:1], str(Path(__file__))]
+    plan, stands, per_act = planned(case, 30, 0, where)
+    monkeypatch.setattr(Surviving, *PLANTED[name])
+    assert any(survived(case, plan, per_act, seed, where)[0] != stands for seed in range(20))

@@ -203,9 +203,9 @@ class RecoveryLog:
 
     def _put(self, kind: int, body: bytes) -> None:
         if self._has_room(len(body)):
-            begin = self._begins + self._at
-            self._at += ENTRY.size + len(body)
-            self._map[begin : self._begins + self._at] = ENTRY.pack(len(body), kind) + body
+            entry, begin = ENTRY.pack(len(body), kind) + body, self._begins + self._at
+            self._map[begin : begin + len(entry)] = entry
+            self._at += len(entry)
             self._words[self._reaches] = self._at
 
     def _take(self, kind: int) -> memoryview[Any]:

@@ -35,6 +35,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.pieces import kept_keys
 from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
+from plesio.transport.held import Held
 
 EVALUATOR, ENGINE = -1, -2
 """Readers that are no workers."""
@@ -61,7 +62,7 @@ class Machine(Memory):
         self.blocks = blocks
         self.push_bytes = self._bytes_by(strategy.send.codec)
         self.answer_bytes = self._bytes_by(strategy.adopt.codec)
-        self._own = OwnWeights(blocks, in_one_process) if blocks.gives_back_mean else None
+        self._own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
         self._in_parts = blocks.layout.parts > 1
@@ -147,7 +148,7 @@ class Machine(Memory):
         if self._log is None:
             return Folder
         specs, layout, new_arena = self.blocks.specs, self.blocks.state_layout, self.blocks.new_arenas()
-        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout) if specs else ())
+        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout, small=True) if specs else ())
 
     def _threads(self) -> int:
         """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""
@@ -256,7 +257,7 @@ class Machine(Memory):
             return self.folder.snapshot(reader)
         if reader != EVALUATOR:
             return MEANS
-        self.blocks.ring[-1].copy_from(self.current)  # it reads while others are looked at
+        self._once(partial(self.blocks.ring[-1].copy_from, self.current))  # it reads while others are looked at
         return len(self.blocks.ring) - 1
 
     def state_for(self, worker: int) -> tuple[Carried, SharedBlock]:
@@ -305,8 +306,20 @@ class Machine(Memory):
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:
             return False
-        self.blocks.held.forget(worker)
-        return state is not None and self.blocks.held.put_all(worker, 0, state)
+        held_again: bool = self._once(partial(self._hold_again, self.blocks.held, worker, state))
+        return held_again
+
+    @staticmethod
+    def _hold_again(held: Held, worker: int, state: bytes | None) -> bool:
+        held.forget(worker)
+        return state is not None and held.put_all(worker, 0, state)
+
+    @property
+    def why_not_durable(self) -> str:
+        """Why nobody could go on from what this process leaves; empty if somebody could."""
+        if any(spec.kind is Kind.ROWS for spec in self.blocks.layout.specs):
+            return "which rows of embeddings with sparse=True changed is in its own memory"
+        return "the rows of tables are in its own memory" if self.rows is not None else ""
 
     def settle(self) -> bool:
         """While nobody has anything to say: prepare for what comes next; whether there is more to do."""

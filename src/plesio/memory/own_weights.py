@@ -14,6 +14,8 @@ workers: whoever comes late begins with what the one that was seen holds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -35,21 +37,26 @@ DIFFER = (
 )
 
 
+Once = Callable[[Callable[[], Any]], Any]
+
+
 class OwnWeights:
     """The parameters as they were seen last, and when they are whole.
 
     Args:
         blocks: the run's; `homes` are where workers have their parameters.
         in_one_process: workers run from one request to the next.
+        once: has something done that whoever takes over is not to do again, and gives its result.
     """
 
-    def __init__(self, blocks: Blocks, in_one_process: bool) -> None:
+    def __init__(self, blocks: Blocks, in_one_process: bool, once: Once) -> None:
         self.parameters = blocks.ring[MEANS]
         self._board = blocks.board
         self._homes = blocks.homes
         assert blocks.held is not None, "workers that step have one"
         self._held = blocks.held
         self._in_one_process = in_one_process
+        self._once = once
         self._wanted: list[tuple[Callable[[], None], bool]] = []  # what to do, and whether with what a worker holds
         self._settings: dict[int, bytes] = {}  # of each worker's optimizer
         self._holds: bytes | None = None  # what the worker that was seen last holds of its own
@@ -64,7 +71,7 @@ class OwnWeights:
         """The parameters of `version` are those that `worker` has, or one with a lower number."""
         if (version, -worker) >= self._seen:
             self._seen = version, -worker
-            self.parameters.copy_from(self._homes[worker])
+            self._once(partial(self.parameters.copy_from, self._homes[worker]))
 
     def when_seen(self, do: Callable[[], None], held: bool) -> None:
         """Do this when a worker comes to its next exchange; `held`: and left what it holds of its own."""
@@ -76,7 +83,8 @@ class OwnWeights:
         if not self._wanted:
             return
         self._holds = self._held.get(worker, number - 1)
-        ready = [one for one in self._wanted if self._holds is not None or not one[1]]
+        holds = self._once(lambda: self._holds is not None)
+        ready = [one for one in self._wanted if holds or not one[1]]
         self._wanted = [one for one in self._wanted if one not in ready]
         self._board.mirror_wanted = 2 if self._wanted else 0
         self.look_at(worker, version)
@@ -85,6 +93,9 @@ class OwnWeights:
 
     def hand_on(self, worker: int) -> None:
         """`worker` begins with what the one that was seen holds."""
+        self._once(partial(self._hand_on, worker))
+
+    def _hand_on(self, worker: int) -> None:
         if self._holds:
             self._held.put(worker, 0, self._holds)
 
@@ -92,7 +103,7 @@ class OwnWeights:
         """A worker is about to be a member no longer; what is wrong with what it leaves."""
         if not died:
             self.look_at(worker, version)
-            before, self._ended = self._ended, (version, _digest(self._homes[worker]))
+            before, self._ended = self._ended, (version, self._once(partial(_digest, self._homes[worker])))
             return "" if before[0] != version or before == self._ended else DIFFER
         if self._in_one_process or waiting:
             self.look_at(worker, version)
@@ -113,7 +124,7 @@ class OwnWeights:
         """Where the settings of the members' optimizers differ, the lowest worker's hold for all."""
         told = [self._settings.get(member.worker, b"") for member in fold.members]
         if any(one != told[0] for one in told):
-            self._held.put(EVERYBODY, fold.version, told[0])
+            self._once(partial(self._held.put, EVERYBODY, fold.version, told[0]))
         if len({member.steps for member in fold.members}) > 1:
             raise ConfigurationError(UNEVEN)
 

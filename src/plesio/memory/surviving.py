@@ -31,7 +31,7 @@ from plesio.memory.publish import Publisher
 from plesio.memory.steps import Step
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import ALL_PARTS, PAGE, Arena
-from plesio.tensors.carrying import Kept
+from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import Correction
 
 
@@ -56,12 +56,14 @@ class Surviving(Folder):
         self._log = log
         self._block = SharedBlock.create(PAGE, "the word that says which fold was begun")
         self._begun = self._block.memory.numpy().data.cast("Q")
-        self._done = 0  # effects that are in the log
+        self._done = 0  # effects that are in the log, and the one that is being done
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
         publisher.in_place = False
         gather.survive(new_arena)
-        if (optimizer := parts["optimizer"]) is not None:
+        optimizer = parts["optimizer"]
+        if optimizer is not None:
             optimizer.make_room(keys)
+        self._passes = optimizer is not None and optimizer.passes
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()
         one_of_each = (*step.arenas(range(gather.seats)), *self._beside, *gather.arenas, *masters)
@@ -73,16 +75,14 @@ class Surviving(Folder):
         self._swapped = 0  # the set of pairs of which the second one counts
         self._alike: set[int] = set()  # by identity: arenas that were copied, and have not changed since
         self._next: Sequence[Arena] = ()  # what is likely to be copied next
-        self.hold, self._hold = self._held, gather.hold
-        self.share_among, self._share_among = self._shared_among, step.share_among
-        self.carried = partial(self._caught_up, step.carried)
+        self.hold, self.share_among, self.carried = self._held, self._shared_among, self._carried
         if publisher.writes:
             self.publish, self.snapshot = self._published, self._pinned_whole
 
     # Effects
 
     def fold(self, fold: Fold) -> None:
-        index = self._through(partial(self._fold, fold))
+        index = self._through(self._fold, fold)
         if index is not None:
             for worker in self._gather.stepping(fold):
                 self._step.step_as(worker)
@@ -100,8 +100,7 @@ class Surviving(Folder):
             weights, master.other = master.weights, self._other[id(master.weights)]
         changed = step.arenas(workers)
         kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
-        step.step_as(workers[0])
-        if beside := len(workers) == 1 and step.can_write_beside(workers[0], self._gather.absent_in(fold)):
+        if beside := self._passes and self._can_write_beside(fold, workers):
             step.write_beside([(one, self._other[id(one)]) for one in changed])
             self._keep(kept)
         else:
@@ -114,20 +113,29 @@ class Surviving(Folder):
         if master is not None:
             self._count_swapped((weights,))
 
+    def _can_write_beside(self, fold: Fold, workers: Sequence[int]) -> bool:
+        self._step.step_as(workers[0])
+        return len(workers) == 1 and self._step.can_write_beside(workers[0], self._gather.absent_in(fold))
+
     def _held(self, worker: int, weight: float) -> None:
-        self._through(partial(self._changes, self._gather.arenas, partial(self._hold, worker, weight)))
+        self._through(self._hold_now, worker, weight)
+
+    def _hold_now(self, worker: int, weight: float) -> None:
+        self._keep(self._gather.arenas)
+        self._gather.hold(worker, weight)
 
     def forget(self, worker: int) -> None:
         self._publisher.forget(worker)
         if self._step.remembers:
-            self._through(partial(self._forget, worker))
+            self._through(self._forget, worker)
 
     def _forget(self, worker: int) -> None:
-        self._changes(self._step.arenas((worker,)), partial(self._step.forget, worker))
+        self._keep(self._step.arenas((worker,)))
+        self._step.forget(worker)
 
     def _shared_among(self, workers: int) -> None:
-        if self._through(partial(self._share_among, workers)) is not None:
-            self._share_among(workers)
+        if self._through(self._step.share_among, workers) is not None:
+            self._step.share_among(workers)
 
     def _published(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
         publisher = self._publisher
@@ -141,48 +149,50 @@ class Surviving(Folder):
     def _shown(self, show: Callable[[], int], shown: Callable[[int], None]) -> int:
         """Write into a buffer that nobody reads, which may be done again: its index."""
         recovering = self._log.recovering
-        index: int = self._log.once(partial(self._caught_up, show))
+        if not recovering:
+            self._catch_up()
+        index: int = self._log.once(show)
         if recovering:
             shown(index)
         return index
 
-    def _through(self, do: Callable[[], None]) -> int | None:
+    def _through(self, do: Callable[..., None], *about: Any) -> int | None:
         """Have an effect done, unless the log has it: then the current buffer after it."""
-        recovering = self._log.recovering
-        index, *numbers = self._log.once(partial(self._do, do))
         self._done += 1
-        if not recovering:
+        if not self._log.recovering:
+            self._catch_up()
+            do(*about)
+            self._log.once(self._numbers)
             return None
+        current, *numbers = self._log.once(list[Any])
         self._latest = numbers
         self._gather.take(numbers[1])
         self._alike.clear()
-        return int(index)
+        return int(current)
 
-    def _do(self, do: Callable[[], None]) -> list[Any]:
-        self._caught_up(do)
+    def _numbers(self) -> list[Any]:
+        """All that an effect changes beside tensors."""
         gather, step, correction = self._gather, self._step, self._correction
         numbers = gather.numbers(), step.numbers(), correction.kept().numbers if correction is not None else None
-        return [self._publisher.versions.current, self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little"), *numbers]
+        swapped = self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little") if self._swapped else b""
+        return [self._publisher.versions.current, swapped, *numbers]
 
     # What was there before
-
-    def _changes(self, arenas: Sequence[Arena], do: Callable[[], None]) -> None:
-        self._keep(arenas)
-        do()
 
     def _keep(self, arenas: Sequence[Arena]) -> None:
         """These are about to change where they are."""
         self._next = arenas
         if not arenas:
             return
-        if self._begun[0] > self._done:  # by a process that died
+        if self._begun[0] == self._done:  # by a process that died
             for one in arenas:
                 one.copy_from(self._other[id(one)])
         else:
-            while self.settle():
-                pass
+            for one in arenas:
+                if id(one) not in self._alike:
+                    self._other[id(one)].copy_from(one)
         self._alike.difference_update(map(id, arenas))
-        self._begun[0] = self._done + 1
+        self._begun[0] = self._done
 
     def settle(self) -> bool:
         """Copy something that is likely to change next, while there is time; whether there is more."""
@@ -198,16 +208,16 @@ class Surviving(Folder):
 
     # The numbers
 
-    def _caught_up(self, do: Callable[[], Any]) -> Any:
-        """Do this with the numbers as the log has them."""
-        if self._latest is not None:
-            swapped, _, of_step, of_correction = self._latest
-            self._latest = None
-            self._swap(int.from_bytes(swapped, "little"))
-            self._step.take(of_step)
-            if self._correction is not None:
-                self._correction.restore(of_correction)
-        return do()
+    def _catch_up(self) -> None:
+        """Go on from the numbers that the log has."""
+        if self._latest is None:
+            return
+        swapped, _, of_step, of_correction = self._latest
+        self._latest = None
+        self._swap(int.from_bytes(swapped, "little"))
+        self._step.take(of_step)
+        if self._correction is not None:
+            self._correction.restore(of_correction)
 
     def _swap(self, swapped: int) -> None:
         """These pairs are swapped now."""
@@ -219,5 +229,9 @@ class Surviving(Folder):
             self._master.swap(others)
 
     def kept(self) -> Kept:
-        kept: Kept = self._caught_up(super().kept)
-        return kept
+        self._catch_up()
+        return super().kept()
+
+    def _carried(self) -> Carried:
+        self._catch_up()
+        return self._step.carried()

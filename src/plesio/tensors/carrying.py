@@ -139,6 +139,11 @@ def _packed(value: Any) -> Any:
     return {"tensor": save({"": value.detach().contiguous()})} if isinstance(value, torch.Tensor) else value
 
 
+def is_small(value: Any) -> bool:
+    """Whether a value that is not whole is a tensor, and no single number."""
+    return torch.is_tensor(value) and value.dim() > 0
+
+
 def plain(value: Any) -> Any:
     """A small value of an optimizer's state for a file; of a tensor with dimensions, its shape and dtype."""
     if not isinstance(value, torch.Tensor):

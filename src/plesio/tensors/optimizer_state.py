@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
-from plesio.tensors.carrying import Carried, Held, Kept, from_plain, plain
+from plesio.tensors.carrying import Carried, Held, Kept, from_plain, is_small, plain
 from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
 from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.several import parts_of
@@ -70,16 +70,25 @@ class StatefulOptimizer(ServerOptimizer):
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
+            if self._all_in_arenas:
+                small = {
+                    key: value for key, value in state.items() if is_small(value) and key in numbers["rest"][position]
+                }
+                state.update({key: self._small_home(position, key, value) for key, value in small.items()})
             if swapped[position]:
                 state[str(self.swapped_of(position))] = torch.zeros_like(parameter)
             if state:
                 self.optimizer.state[parameter] = state
 
     def numbers(self) -> Any:
-        """What its steps change beside the tensors of its state, as plain values: quickly, for each fold is told that."""
+        """What its steps change beside the tensors of its state, as plain values: quickly, for it is asked at each fold. By
+        position, what is counted there, if there is a state. Of SGD, which counts nothing, how many positions have one."""
         if not self._directly:
             return self.kept().numbers
-        states = map(self.state_of, range(len(self.parameters)))
+        ats = self._at or self.at()
+        if self._at is not None and self._counts_nothing:
+            return len(ats)
+        states = [at.state for at in ats]
         return [[float(state[key]) for key in COUNTS if key in state] if state else None for state in states]
 
     def take(self, numbers: Any) -> None:
@@ -89,9 +98,10 @@ class StatefulOptimizer(ServerOptimizer):
         if not self._directly:
             self._restore(numbers)
             return
-        if len(numbers) > len(self.parameters):
+        counts = numbers if isinstance(numbers, list) else [[]] * numbers
+        if len(counts) > len(self.parameters):
             self.split()
-        for position, counted in enumerate(numbers):
+        for position, counted in enumerate(counts):
             if counted is None:
                 continue
             if self.kinds[self._group_of[position]] is SGD:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from plesio.errors import ConfigurationError
 from plesio.tensors.arena import Arena, Kind, Layout, flattened
-from plesio.tensors.carrying import is_whole
+from plesio.tensors.carrying import is_small, is_whole
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec
 from plesio.tensors.outer_optimizer import DelayedNesterov
 from plesio.tensors.several import Several
@@ -42,8 +42,9 @@ def no_global_hooks() -> Iterator[None]:
         _global_optimizer_post_hooks.update(after)
 
 
-def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout) -> list[str]:
-    """The keys of the tensors of the model's size that these optimizers keep, found by a step on tiny tensors.
+def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout, small: bool = False) -> list[str]:
+    """The keys of the tensors of the model's size that these optimizers keep, found by a step on tiny tensors. `small`: and of
+    those that are smaller.
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
@@ -67,7 +68,14 @@ def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout) -> list[str]:
             f"{type(error).__name__}: {error}; take another optimizer, or {STAY}"
         ) from error
     state = optimizer.state.items()
-    return sorted({key for parameter, held in state for key, value in held.items() if is_whole(key, value, parameter)})
+    return sorted(
+        {
+            key
+            for parameter, held in state
+            for key, value in held.items()
+            if is_whole(key, value, parameter) or (small and is_small(value))
+        }
+    )
 
 
 def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:

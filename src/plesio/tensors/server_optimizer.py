@@ -16,11 +16,12 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
+from plesio.errors import ConfigurationError
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
-from plesio.tensors.arena import REMEMBERED_MAX, Arena, Kind
-from plesio.tensors.carrying import is_whole
+from plesio.tensors.arena import REMEMBERED_MAX, Arena, Kind, flattened
+from plesio.tensors.carrying import is_small, is_whole
 from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
 from plesio.tensors.pieces import Piece, build, kinds_of, no_global_hooks, pieces_of
@@ -61,6 +62,7 @@ class ServerOptimizer:
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
         self._beside: Sequence[tuple[Arena, Arena]] = ()
+        self._all_in_arenas = False
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
@@ -128,6 +130,7 @@ class ServerOptimizer:
             ]
         self._set_at: tuple[Sequence[float], float] = ((), 0.0)
         self._directly = self._flat and all(map(_directly, self.kinds, groups))
+        self._counts_nothing = all(kind is optim.SGD for kind in self.kinds)
         self._decay = [
             issubclass(kind, NORMALISING) and decouples(one) for kind, one in zip(self.kinds, groups, strict=True)
         ]
@@ -361,11 +364,28 @@ class ServerOptimizer:
                     home = self._home(key)[position]
                     if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
+                elif self._all_in_arenas and is_small(value) and not is_whole(key, value, parameter):
+                    state[key] = self._small_home(position, key, value).copy_(value)
+
+    def _small_home(self, position: int, key: str, value: torch.Tensor) -> torch.Tensor:
+        """Where a tensor that is smaller than its parameter lies: at the beginning of that one's place."""
+        place = self._home(key)[position]
+        if value.nbytes > place.nbytes:
+            raise ConfigurationError(
+                f"{self.kinds[self._group_of[position]].__name__}: its state {key!r} of {value.nbytes} bytes is larger than its "
+                "parameter, and cannot survive the server's process; run with durability='none'"
+            )
+        return flattened(place).view(torch.uint8)[: value.nbytes].view(value.dtype).view(value.shape)
 
     def _home(self, key: str) -> list[torch.Tensor]:
         if key not in self.state_arenas:
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
+
+    @property
+    def passes(self) -> bool:
+        """Whether it may step in passes over memory."""
+        return self._pass is not None
 
     def can_write_beside(self, absent: int) -> bool:
         """Whether a step that lacks these writes all of its state."""
@@ -393,7 +413,8 @@ class ServerOptimizer:
                     state[key] = tensor
 
     def make_room(self, keys: Sequence[str]) -> None:
-        """For the state of these keys, of which look-ahead swaps none."""
+        """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas."""
+        self._all_in_arenas = True
         for key in keys:
             if key not in self.swapped:
                 self._home(key)
