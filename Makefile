@@ -60,6 +60,7 @@ torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --seeds $(SEEDS)
 	PYTHONPATH=tests $(BIN)/python -m torture --tables --seeds $$(( ($(SEEDS) + 9) / 10 ))
 	PYTHONPATH=tests $(BIN)/python -m torture --deaths --seeds $$(( ($(SEEDS) + 9) / 10 ))
+	PYTHONPATH=tests $(BIN)/python -m torture --switches --seeds $$(( ($(SEEDS) + 9) / 10 ))
 
 bench: setup
 	for name in exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done

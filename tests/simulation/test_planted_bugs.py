@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.long_forms import but_slow
-from torture import BUGS, REBIRTH_BUGS, ROW_BUGS, run_seed
+from torture import BUGS, PHASE_BUGS, REBIRTH_BUGS, ROW_BUGS, run_seed
 from torture.world import Parts
 
 SEEDS = 200
@@ -40,6 +40,13 @@ BREAKS = {
     "rows ahead do not wait for the fold": ("rows ahead come after the fold",),
     "rows are served twice": ("a request is served once",),
     "a seat is taken while its slot is read": ("a slot is its contribution's until that is folded",),
+    "another phase does not wait for everybody": ("the core stopped",),
+    "what is pending is dropped at a switch": (
+        "what is answered as taken is in the parameters",
+        "what is folded is what the order names",
+    ),
+    "clocks go on over a switch": ("the core stopped", "nobody is more than"),
+    "the phase is missing from the checkpoint": ("a checkpoint is of the phase that holds",),
     "acknowledged before copied": (
         "who goes on does so from the newest version",
         "what is folded is what the order names",
@@ -62,7 +69,7 @@ BREAKS = {
 
 def found(name: str) -> str | None:
     """The first promise seen broken with that bug planted."""
-    kind = {"tables": name in ROW_BUGS, "deaths": name in REBIRTH_BUGS}
+    kind = {"tables": name in ROW_BUGS, "deaths": name in REBIRTH_BUGS, "switches": name in PHASE_BUGS}
     failures = (run_seed(seed, name, **kind).failure for seed in range(SEEDS))
     return next((failure for failure in failures if failure is not None), None)
 

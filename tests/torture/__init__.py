@@ -31,9 +31,19 @@ True
 from __future__ import annotations
 
 from torture.bugs import BUGS, planted
+from torture.bugs.phases import PHASE_BUGS
 from torture.bugs.rebirth import REBIRTH_BUGS
 from torture.bugs.rows import ROW_BUGS
-from torture.plan import FAULTS, ROW_FAULTS, Plan, draw, draw_with_deaths, draw_with_rows, way_to_draw
+from torture.plan import (
+    FAULTS,
+    ROW_FAULTS,
+    Plan,
+    draw,
+    draw_with_deaths,
+    draw_with_rows,
+    draw_with_switches,
+    way_to_draw,
+)
 from torture.shrink import excerpt, shrink
 from torture.world import Outcome, simulate
 
@@ -46,6 +56,7 @@ def run_seed(
     contributions: int | None = None,
     tables: bool = False,
     deaths: bool = False,
+    switches: bool = False,
     story: bool = False,
 ) -> Outcome:
     """Run what `seed` stands for; the same seed and sizes give the same run, event for event.
@@ -55,6 +66,7 @@ def run_seed(
         workers, contributions: the size; drawn where not given. `contributions` is a worker's.
         tables: whether the model has one, whose rows are at one to three servers.
         deaths: whether the server's process dies now and then, and is reborn.
+        switches: whether the strategy is another one now and then.
         story: whether the outcome is to tell what happened, a line an event.
 
     Raises:
@@ -63,13 +75,14 @@ def run_seed(
     >>> run_seed(0, "a restart is not told").failure
     'a restart is told: worker ... was not'
     """
-    plan = way_to_draw(tables, deaths)(seed, workers, contributions)
+    plan = way_to_draw(tables, deaths, switches)(seed, workers, contributions)
     return simulate(plan, planted(bug), story=story)
 
 
 __all__ = [
     "BUGS",
     "FAULTS",
+    "PHASE_BUGS",
     "REBIRTH_BUGS",
     "ROW_BUGS",
     "ROW_FAULTS",
@@ -78,6 +91,7 @@ __all__ = [
     "draw",
     "draw_with_deaths",
     "draw_with_rows",
+    "draw_with_switches",
     "excerpt",
     "run_seed",
     "shrink",

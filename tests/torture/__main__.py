@@ -37,6 +37,7 @@ Tables = Annotated[
 Deaths = Annotated[
     bool, typer.Option("--deaths", help="The server's process dies now and then, and a spare of it goes on.")
 ]
+Switches = Annotated[bool, typer.Option("--switches", help="The strategy is another one now and then.")]
 Bug = Annotated[str | None, typer.Option(metavar="NAME", help="Plant a bug, to see it found.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -70,6 +71,7 @@ def torture(
     bug: Bug = None,
     tables: Tables = False,
     deaths: Deaths = False,
+    switches: Switches = False,
     as_json: AsJson = False,
 ) -> int:
     """Run the core under lossy networks, crashes and torn disks, all simulated, and check every promise.
@@ -77,7 +79,7 @@ def torture(
     Each seed is one run. A failing one is printed with the smallest run that still fails, as a story.
     """
     console = terminal()
-    parts, draw = planted(bug), way_to_draw(tables, deaths)
+    parts, draw = planted(bug), way_to_draw(tables, deaths, switches)
     sweep = Sweep()
     started_s = time.perf_counter()
     with _progress(console) as progress:
@@ -88,7 +90,8 @@ def torture(
             sweep.add(outcome)
             sweep.wall_s = time.perf_counter() - started_s
             if outcome.failure is not None and not as_json:
-                again = _again(seed, workers, contributions, bug, [*["--tables"] * tables, *["--deaths"] * deaths])
+                kinds = {"--tables": tables, "--deaths": deaths, "--switches": switches}
+                again = _again(seed, workers, contributions, bug, [name for name, given in kinds.items() if given])
                 _tell(progress.console, outcome, shrink(outcome.plan, parts), again)
             if len(sweep.failures) == FAILURES_SHOWN:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torture.network import Link
-from torture.plan import DEATHS
+from torture.plan import DEATHS, SWITCHES
 from torture.process import Process
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ DOWN_S = 1.0
 CUT_S = 1.5
 JUMP_S = 3600.0
 BOUNDARIES = 12
-DEATHS_EACH = 8
+EACH = {DEATHS: 8, SWITCHES: 4}
 
 
 def schedule(world: World) -> None:
@@ -31,10 +31,11 @@ def schedule(world: World) -> None:
         "clock jumps": _jump,
         "table server crashes": _crash_table_server,
         DEATHS: _kill_server,
+        SWITCHES: _switch,
     }
     for fault, strike in strikes.items():
         if fault in plan.faults:
-            for _ in range(plan.strikes * (DEATHS_EACH if fault == DEATHS else 1)):
+            for _ in range(plan.strikes * EACH.get(fault, 1)):
                 world.agenda.at(plan.chaos_s * rng.random(), strike, world)
 
 
@@ -132,6 +133,11 @@ def _crash_server(world: World, _: object) -> None:
 def _kill_server(world: World, _: object) -> None:
     """Let the server's process die at one of the next boundaries; its memory stays."""
     world.server.end_at(world.server.boundaries + world.rng.randint(1, 4 * BOUNDARIES))
+
+
+def _switch(world: World, _: object) -> None:
+    """Have the run go over to one of its phases."""
+    world.server.switch(world.rng.randrange(len(world.plan.strategy.phases)))
 
 
 def _crash_table_server(world: World, _: object) -> None:

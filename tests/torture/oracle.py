@@ -7,7 +7,7 @@ the parameters, staleness by what the workers know they computed from, silence b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from plesio.core.events import (
@@ -24,6 +24,8 @@ from plesio.core.events import (
     Left,
     Pushed,
     RowsWanted,
+    Switch,
+    Switched,
     Verdict,
 )
 from plesio.core.sequencer import Sequencer
@@ -46,12 +48,12 @@ class PromiseBroken(AssertionError):
 class _Seat:
     """A member: its clock, the highest number answered, and when it was last heard by the sequencer."""
 
-    __slots__ = ("answered", "clock", "heard_s", "incarnation")
+    __slots__ = ("answered", "clock", "heard_s", "incarnation", "pushed")
 
     def __init__(self, incarnation: int, clock: int, now_s: float) -> None:
         self.incarnation = incarnation
         self.clock = clock
-        self.answered = 0
+        self.answered = self.pushed = 0
         self.heard_s = now_s
 
 
@@ -59,18 +61,19 @@ class Oracle:
     """The judge of one simulated run."""
 
     def __init__(self, plan: Plan) -> None:
-        strategy = plan.strategy
+        self.plan = plan
         self.made: list[Contribution] = []
-        self.lead = getattr(strategy.release, "clocks", math.inf)
-        self.after_fold = strategy.release.after_fold
-        self.most_pending = getattr(strategy.gather, "k", 1) - 1
-        self.durable_answers = plan.level is Level.DURABLE and not self.most_pending
+        self.switches = 0
+        self._drains = False  # nobody goes on before all wait
+        self._declared(0)
+        self._enter(0)
         self.model = Model(plan.workers)
         self.clock_rate = 1.0
         self.epoch = 0
         self.now_s = 0.0
         self.calm = False
         self._seats: dict[int, _Seat] = {}
+        self._joining: dict[int, int] = {}  # who waits to be let in: its incarnation
         self._slowest = 0
         self._round = 0  # who ever sat in this round
         self._letter_s = [0.0] * plan.workers
@@ -80,6 +83,19 @@ class Oracle:
         self._told_durable = [0] * plan.workers
         self._told: dict[WorkerSession, tuple[int, int, int]] = {}  # life of the server, version, applied
 
+    def _enter(self, phase: int) -> None:
+        """What the strategy of this phase promises."""
+        self._phase, strategy = phase, self.plan.strategy.phases[phase]
+        self.lead = getattr(strategy.release, "clocks", math.inf)
+        self.after_fold = strategy.release.after_fold
+        self.most_pending = getattr(strategy.gather, "k", 1) - 1
+        self.durable_answers = self.plan.level is Level.DURABLE and not self.most_pending
+
+    def _declared(self, version: int) -> int:
+        """The phase that the plan has at `version`; from now on the next one is looked out for."""
+        self._due_at = self.plan.strategy.next_phase_at(version)
+        return self.plan.strategy.phase_at(version)
+
     # The server's life
 
     def booted(self, server: Server, image: Image | None) -> None:
@@ -88,6 +104,10 @@ class Oracle:
         self.now_s = now_s = server.agenda.now_s
         model, sequencer = server.model, server.sequencer
         self._seats.clear()
+        self._joining.clear()
+        self._enter(image.sequencer.phase if image else 0)
+        self._declared(model.version)
+        self._drains = False
         self._slowest = image.sequencer.members.slowest if image else 0
         self._round = 0
         self._letter_s = [now_s] * len(self._letter_s)
@@ -106,6 +126,8 @@ class Oracle:
 
     def checkpoint_begun(self, content: bytes, image: Image) -> None:
         """The server is going to write this."""
+        if image.sequencer.phase != self._phase:
+            self._broken(f"a checkpoint is of the phase that holds: {self._phase}, it says {image.sequencer.phase}")
         self._images[content] = image
 
     def disk_changed(self, disk: Disk) -> None:
@@ -118,8 +140,7 @@ class Oracle:
     def letter_came(self, letter: FromWorker) -> None:
         """Something of a worker arrived at the server."""
         sender = letter if isinstance(letter, Beat) else letter.event
-        seat = self._seats.get(sender.worker)
-        if seat is not None and seat.incarnation == sender.incarnation and letter.epoch == self.epoch:
+        if self._incarnation(sender.worker) == sender.incarnation and letter.epoch == self.epoch:
             self._letter_s[sender.worker] = self.now_s
 
     def event(self, event: Event, payload: int, effects: Sequence[Effect]) -> None:
@@ -131,16 +152,38 @@ class Oracle:
             seat.heard_s = self.now_s
             if isinstance(event, Pushed):
                 self._handed_in[event.worker] = payload
+                seat.pushed = event.number
                 seat.clock += not (effects and _is_repeated(effects[0]))
         elif isinstance(event, Joined):
             self._gone(event.worker)
+            self._joining[event.worker] = event.incarnation
+            self._letter_s[event.worker] = self.now_s
         elif isinstance(event, Left):
             self._left(event)
+        elif isinstance(event, Switched):
+            self._drains |= event.phase != self._phase
+        if self._drains and any(isinstance(one, Grant) for one in effects):
+            self._drained({one.worker for one in effects if isinstance(one, Evict)})
+
+    def _drained(self, evicted: Collection[int] = ()) -> None:
+        """All begin anew at clock 0, in another phase or in the same one after all."""
+        waited_for = [worker for worker in self._seats if worker not in evicted]
+        at_work = [worker for worker in waited_for if self._seats[worker].pushed <= self._seats[worker].answered]
+        if at_work:
+            self._broken(f"another phase waits for everybody: workers {at_work} are at work")
+        self._drains = False
+        self._slowest, self._round = 0, len(self._seats)
+        for seat in self._seats.values():
+            seat.clock = 0
 
     def _left(self, event: Left) -> None:
-        seat = self._seats.get(event.worker)
-        if seat is not None and seat.incarnation == event.incarnation:
+        if self._incarnation(event.worker) == event.incarnation:
             self._gone(event.worker)
+
+    def _incarnation(self, worker: int) -> int | None:
+        """Of who sits there, or waits to be let in."""
+        seat = self._seats.get(worker)
+        return self._joining.get(worker) if seat is None else seat.incarnation
 
     def fell_silent(self, event: Left, is_well: Callable[[int], bool]) -> None:
         """The server takes a worker for dead because it heard nothing of it."""
@@ -152,17 +195,25 @@ class Oracle:
 
     def _gone(self, worker: int) -> None:
         """Nobody sits there any longer; who joins starts at the clock of the slowest."""
+        self._joining.pop(worker, None)
         if self._seats.pop(worker, None) and self._seats:
             self._slowest = min(one.clock for one in self._seats.values())
 
     def effect(self, event: Event, effect: Effect) -> None:
         """An effect was carried out."""
         if isinstance(effect, Grant):
-            self._granted(event, effect)
+            self._granted(effect)
         elif isinstance(effect, Cancel):
             self._is_current(effect).answered = effect.number
         elif isinstance(effect, Evict):
             self._evicted(effect)
+        elif isinstance(effect, Switch):
+            self._switched(effect)
+
+    def _switched(self, switch: Switch) -> None:
+        self._drained()
+        self.switches += 1
+        self._enter(switch.phase)
 
     def _is_current(self, effect: Grant | Cancel) -> _Seat:
         if effect.version != self.model.version:
@@ -174,13 +225,12 @@ class Oracle:
             self._broken(f"a contribution of a member is answered once: {effect}")
         return seat
 
-    def _granted(self, event: Event, grant: Grant) -> None:
+    def _granted(self, grant: Grant) -> None:
         if grant.number == 0:
-            assert isinstance(event, Joined)
+            incarnation = self._joining.pop(grant.worker)
             clocks = [one.clock for worker, one in self._seats.items() if worker != grant.worker]
             self._slowest = min(clocks, default=self._slowest)
-            self._seats[grant.worker] = _Seat(event.incarnation, self._slowest, self.now_s)
-            self._letter_s[grant.worker] = self.now_s
+            self._seats[grant.worker] = _Seat(incarnation, self._slowest, self.now_s)
             self._round += 1
             return
         seat = self._is_current(grant)
@@ -230,6 +280,8 @@ class Oracle:
             if not one.finite:
                 self._broken(f"the parameters stay finite: {key} is not")
         self._round = len(self._seats)
+        if fold.version >= self._due_at:
+            self._drains |= self._declared(fold.version) != self._phase
 
     def sits(self, worker: int) -> bool:
         """Whether this worker is a member, or its data waits for it."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
 from conformance.table import makers
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy, recipes
 from plesio.worker.row_exchange import check_strategy
 from torture.sessions.envelopes import Level
@@ -40,6 +41,8 @@ DEATHS = "server deaths"
 """The fault of runs whose server is reborn: its process dies, and what lies in memory stays."""
 DEATHS_WITHIN_S = 0.1
 """Three in this time are the end; real servers have a minute."""
+SWITCHES = "switches"
+"""The fault of runs whose strategy is another one now and then."""
 MOST_SERVERS = 3
 STEP_S = 0.01
 """How long a step of an ordinary worker takes."""
@@ -85,7 +88,7 @@ class Plan:
     """How many hold the rows of tables, to begin with; 0: there are no tables."""
 
     def __str__(self) -> str:
-        faults = ", ".join(one for one in (*FAULTS, *ROW_FAULTS, DEATHS) if one in self.faults) or "no faults"
+        faults = ", ".join(one for one in (*FAULTS, *ROW_FAULTS, DEATHS, SWITCHES) if one in self.faults) or "no faults"
         size = f"{self.workers} workers x {self.contributions} contributions"
         tables = f"rows at {self.servers} servers, " if self.servers else ""
         return f"{size}, {self.strategy.name}, {tables}answers when {self.level.name.lower()}; {faults}"
@@ -145,9 +148,38 @@ def draw_with_deaths(seed: int, workers: int | None = None, contributions: int |
     return replace(plan, faults=plan.faults | {DEATHS})
 
 
-def way_to_draw(tables: bool, deaths: bool) -> Callable[[int, int | None, int | None], Plan]:
+def draw_with_switches(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
+    """The plan of `seed` for a strategy of several phases, some of which begin at a version; its server may die and be reborn.
+
+    >>> plan = draw_with_switches(7)
+    >>> len(plan.strategy.phases) > 1, plan == draw_with_switches(7)
+    (True, True)
+    """
+    plan, rng = draw(seed, workers, contributions), random.Random(f"switches {seed}")
+    faults = plan.faults | {SWITCHES} | ({DEATHS} if rng.random() < 0.6 else set())
+    level = rng.choice((Level.RECEIVED, Level.APPLIED))  # a checkpoint waits for the drain, which is not to wait for it
+    return replace(plan, faults=faults, level=level, strategy=_phases(rng, plan.workers, plan.contributions))
+
+
+def way_to_draw(tables: bool, deaths: bool, switches: bool) -> Callable[[int, int | None, int | None], Plan]:
     """The one of the above that these settings stand for."""
-    return draw_with_rows if tables else draw_with_deaths if deaths else draw
+    return draw_with_rows if tables else draw_with_switches if switches else draw_with_deaths if deaths else draw
+
+
+def _phases(rng: random.Random, workers: int, contributions: int) -> Strategy:
+    """Two to four strategies in turn, half of them from a version on."""
+    versions = sorted(rng.sample(range(1, 3 + workers * contributions), 3))
+    later = [
+        (at, one) if rng.random() < 0.5 else one for at, one in zip(versions, _each_phase(rng, workers), strict=False)
+    ]
+    return recipes.phases(next(_each_phase(rng, workers)), *later[: rng.randint(1, 3)])
+
+
+def _each_phase(rng: random.Random, workers: int) -> Iterator[Strategy]:
+    """One after another that can be a phase."""
+    while True:
+        with suppress(StrategyError):
+            yield recipes.phases(_strategy(rng, workers), recipes.async_sgd()).phases[0]
 
 
 @cache

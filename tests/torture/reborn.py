@@ -61,7 +61,13 @@ class HungUp(msgspec.Struct, frozen=True, tag=True):
     incarnation: int
 
 
-MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp, int])
+class SwitchTo(msgspec.Struct, frozen=True, tag=True):
+    """What the launcher says: the run is to go over to that phase."""
+
+    phase: int
+
+
+MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp | SwitchTo, int])
 
 
 class Forked:
@@ -212,7 +218,11 @@ class Reborn(Server):
         """So does an end of file."""
         self._lay(HungUp(worker, incarnation), NEVER)
 
-    def _lay(self, what: FromWorker | HungUp, payload: int) -> None:
+    def switch(self, phase: int) -> None:
+        """So does what the launcher says."""
+        self._lay(SwitchTo(phase), NEVER)
+
+    def _lay(self, what: FromWorker | HungUp | SwitchTo, payload: int) -> None:
         if not self.down or self._asleep:
             self.oracle.in_the_pipe.append(what)
             os.write(self._pipe, msgspec.json.encode((what, payload)) + b"\n")
@@ -247,6 +257,8 @@ class Reborn(Server):
             self.oracle.taken(what)
             if isinstance(what, HungUp):
                 self._hang_up(what.worker, what.incarnation)
+            elif isinstance(what, SwitchTo):
+                self._ask_for(what.phase)
             else:
                 self._take_in(what, payload)
 
@@ -274,6 +286,8 @@ class Reborn(Server):
 
     def _keep(self) -> None:
         """Write a checkpoint; nobody is heard meanwhile."""
+        if not self._may_keep():
+            return
         number, state = self.service.begin_checkpoint()
         self.log.once(partial(self._write_all, state))
         self.service.written(number, state)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 DISK_STEP_S = 0.004
+AGAIN_S = 0.01
+"""When a checkpoint that has to wait is tried again."""
 NEVER = -1
 IMAGES = msgspec.msgpack.Decoder(Image)
 
@@ -84,7 +86,7 @@ class Server(Memory, Replies):
         self.crashes_at = NEVER  # the boundary
         self._slots: dict[tuple[int, int], int] = {}  # of each worker's incarnation: what it sent last
         self._buffer: list[int] = []
-        stealing = not plan.strategy.in_lock_step
+        stealing = bool(plan.strategy.plan) or not plan.strategy.in_lock_step
         content = world.disk.load()
         image = IMAGES.decode(content) if content else None
         if image is None:
@@ -133,6 +135,15 @@ class Server(Memory, Replies):
 
     def _hang_up(self, worker: int, incarnation: int) -> None:
         self._tell(self.service.broken(worker, incarnation), NEVER)
+
+    def switch(self, phase: int) -> None:
+        """The run is to go over to that phase."""
+        self._guarded(self._ask_for, phase)
+
+    def _ask_for(self, phase: int) -> None:
+        self._payload = NEVER
+        self.program.switch(phase, self.now_s())
+        self.oracle.settled(self.sequencer)
 
     def _tick(self, _: object, __: object) -> None:
         if self.down:
@@ -288,6 +299,9 @@ class Server(Memory, Replies):
     def _begin_checkpoint(self, _: object, __: object) -> None:
         if self.down:
             return
+        if not self._may_keep():
+            self.agenda.at(self.agenda.now_s + AGAIN_S, self._begin_checkpoint)
+            return
         number, state = self.service.begin_checkpoint()
         image = self._image(state)
         content = msgspec.msgpack.encode(image)
@@ -295,6 +309,10 @@ class Server(Memory, Replies):
         if self.world.story is not None:
             self.world.tell(f"server begins a checkpoint of version {image.model.version}")
         self._write(0, (content, number, state))
+
+    def _may_keep(self) -> bool:
+        """Whether a checkpoint may be taken now, as `Program.keep` has it."""
+        return not self.program.unsettled
 
     def _image(self, state: ServiceState) -> Image:
         return Image(self.model.state(), self.sequencer.state(), state)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plesio.errors import StrategyError
-from torture.plan import DEATHS, FAULTS, ROW_FAULTS, Plan
+from torture.plan import DEATHS, FAULTS, ROW_FAULTS, SWITCHES, Plan
 from torture.sessions.envelopes import Level
 from torture.world import Outcome, Parts, simulate
 
@@ -37,7 +37,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _changes(plan: Plan) -> Iterator[Plan]:
-    for fault in (*FAULTS, *ROW_FAULTS, DEATHS):
+    for fault in (*FAULTS, *ROW_FAULTS, DEATHS, SWITCHES):
         if fault in plan.faults:
             yield replace(plan, faults=plan.faults - {fault})
     for workers in sorted({1, 2, plan.workers // 2, plan.workers - 1}):

@@ -140,6 +140,7 @@ class World:
         if self.rows is not None:
             self.rows.close()
         self.server.close()
+        self.tally["switches"] += self.oracle.switches
         story = tuple(self.story or ())
         made = len(self.oracle.made)
         boundaries = self._boundaries + self.server.boundaries

@@ -25,8 +25,6 @@ from torture.tables.desk import SPEC
 if TYPE_CHECKING:
     from torture.world import World
 
-AGAIN_S = 0.01
-
 
 class RowServer(Server):
     """One life of the head and its table servers, of which another life has another number."""
@@ -108,17 +106,10 @@ class RowServer(Server):
     # Checkpoints and crashes
 
     def _begin_checkpoint(self, _: object, __: object) -> None:
-        if not (self.down or self._may_keep()):
-            self.agenda.at(self.agenda.now_s + AGAIN_S, self._begin_checkpoint)
-            return
         try:
             super()._begin_checkpoint(None, None)
         except ChannelClosedError:
             self._crash()
-
-    def _may_keep(self) -> bool:
-        """Whether a checkpoint may be taken now, as `Program.keep` has it."""
-        return not self.program.unsettled
 
     def _image(self, state: ServiceState) -> Image:
         assert self.rows is not None
