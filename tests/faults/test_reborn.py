@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -133,6 +134,15 @@ def test_a_server_that_is_stopped_is_killed_and_its_spare_goes_on() -> None:
     silent, went_on = (one.what for one in run.incidents)
     assert re.fullmatch(r"the server \(\d+\) has said nothing for 2 s: killed", silent)
     assert WENT_ON.fullmatch(went_on)
+
+
+def slow(model: Any) -> dict[str, float]:
+    time.sleep(2.5)
+    return {"loss": 0.0}
+
+
+def test_a_server_that_waits_for_the_last_evaluation_is_left_alone() -> None:
+    assert not endless(evaluate=slow, timeout_s=1, until=ps.Until(seconds=0.5)).incidents
 
 
 def test_nobody_is_left_behind_a_stopped_spare() -> None:

@@ -278,6 +278,7 @@ CASES = {
     "Adam": Case(PLAIN, partial(Adam, lr=0.01)),
     "AdamW, amsgrad": Case(PLAIN, partial(AdamW, lr=0.01, amsgrad=True)),
     "NAdam": Case(PLAIN, partial(NAdam, lr=0.01)),
+    "changes its gradient": Case(PLAIN, partial(SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=True)),
     "RMSprop": Case(PLAIN, partial(RMSprop, lr=0.01, momentum=0.9)),
     "Adagrad": Case(PLAIN, partial(Adagrad, lr=0.1)),
     "Adafactor": Case(PLAIN, partial(Adafactor, lr=0.01)),
@@ -316,6 +317,23 @@ def test_goes_on_to_the_bit(name: str) -> None:
     found, deaths = survived(case, plan, per_act, 1)
     assert deaths > 3
     assert found == stands
+
+
+def test_a_copy_is_old_once_a_pass_has_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied while idle, then two passes, by turns in both places: what changes where it is next is copied anew."""
+    monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
+    server = Server(Case(DANA, partial(AdamW, lr=0.01), large), RecoveryLog())
+    for what, worker in (("push", 0), ("push", 1), ("leave", 2), ("settle", 0), ("push", 0), ("push", 1)):
+        if what == "settle":
+            while server.machine.settle():
+                pass
+        else:
+            server.act(Act(what, worker, 100))
+    folder = server.machine.folder
+    assert isinstance(folder, Surviving)
+    for one, other in [pair for pair in folder._pairs for pair in (pair, pair[::-1])]:
+        if id(one) in folder._alike:
+            assert torch.equal(one.memory, other.memory)
 
 
 # Planted bugs

@@ -176,8 +176,9 @@ class Momenta(Step):
         index: int,
     ) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
+        if came.scratch is not None and (came.then is not None or not self.optimizer.directly):
+            (gradient,) = came.own().slots
         if came.then is not None:
-            (gradient,) = came.slots if came.scratch is None else came.own().slots
             self.damping.correct(gradient, current, came.then, came.absent)
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))

@@ -137,7 +137,8 @@ class Optimizing(Step):
         else:
             if self._tables is not None:
                 self._tables.bring_up(index, current)
-            mean = came.mean()
+            alone = len(came.slots) == 1  # an optimizer of somebody else may change its gradient
+            mean = came.own().slots[0] if alone and not optimizer.directly else came.mean()
             optimizer.step(target, current, mean, scales, absent, came.rows, share)
             if self._tables is not None:
                 self._tables.changed(came.rows, index)

@@ -102,6 +102,7 @@ class Surviving(Folder):
         kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
         if beside := self._passes and self._can_write_beside(fold, workers):
             step.write_beside([(one, self._other[id(one)]) for one in changed])
+            self._alike.difference_update(map(id, changed))
             self._keep(kept)
         else:
             self._keep((*changed, *kept))

@@ -83,7 +83,7 @@ class StatefulOptimizer(ServerOptimizer):
     def numbers(self) -> Any:
         """What its steps change beside the tensors of its state, as plain values: quickly, for it is asked at each fold. By
         position, what is counted there, if there is a state. Of SGD, which counts nothing, how many positions have one."""
-        if not self._directly:
+        if not self.directly:
             return self.kept().numbers
         ats = self._at or self.at()
         if self._at is not None and self._counts_nothing:
@@ -95,7 +95,7 @@ class StatefulOptimizer(ServerOptimizer):
         """Go on from these numbers, with the tensors as they are."""
         self._at, self._set_at = None, ((), 0.0)
         self._alike.clear()  # arenas have changed since
-        if not self._directly:
+        if not self.directly:
             self._restore(numbers)
             return
         counts = numbers if isinstance(numbers, list) else [[]] * numbers

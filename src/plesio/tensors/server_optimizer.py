@@ -129,7 +129,8 @@ class ServerOptimizer:
                 {**one, "fused": True} if fused else one for one, fused in zip(groups, self._fused, strict=True)
             ]
         self._set_at: tuple[Sequence[float], float] = ((), 0.0)
-        self._directly = self._flat and all(map(_directly, self.kinds, groups))
+        self.directly = self._flat and all(map(_directly, self.kinds, groups))
+        """Whether its arithmetic is plesio's own, which leaves gradients as they are."""
         self._counts_nothing = all(kind is optim.SGD for kind in self.kinds)
         self._decay = [
             issubclass(kind, NORMALISING) and decouples(one) for kind, one in zip(self.kinds, groups, strict=True)
@@ -162,7 +163,7 @@ class ServerOptimizer:
         Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
         """
         lacking = self._left_alone(absent) if absent or self._alike else self._lacking[0]
-        if self._directly:
+        if self.directly:
             self._step_directly(target, current, gradient, scales, lacking, share)
             return
         if target is not current and not absent:
@@ -194,7 +195,7 @@ class ServerOptimizer:
 
     def in_one_pass(self, absent: int) -> bool:
         """Whether `step_mean` can fold a contribution that lacks these tensors."""
-        return self._pass is not None and self._directly and self._whole and not self.has_to_split(absent)
+        return self._pass is not None and self.directly and self._whole and not self.has_to_split(absent)
 
     def step_mean(
         self,

@@ -136,7 +136,8 @@ class DurableServer(Server):
             return
         while not self._handlers.poller.poll(0) and self._machine.settle():
             pass
-        if self._is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
+        is_other = self._is_other or self._meeting.has_begun
+        if is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
             if why := self._why_not():
                 self._give_up(why)
             else:

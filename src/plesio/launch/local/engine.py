@@ -378,7 +378,7 @@ class LocalEngine:
         """Do what is due: faults, targets, and the end of a server that is silent and of workers that were asked to end."""
         processes, patience = self._processes, self._patience
         workers_left = not all(process.gone for process in processes.workers)
-        if self._job.is_durable and patience.server_hangs():
+        if self._job.is_durable and self._outcome.final is None and patience.server_hangs():
             what = f"the server ({processes.server.pid}) has said nothing for {self._job.config.timeout_s:g} s: killed"
             self._happened(None, what)
             processes.server.kill()
