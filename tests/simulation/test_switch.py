@@ -221,6 +221,28 @@ def test_a_run_is_resumed_in_the_phase_that_it_was_in(tmp_path: Path) -> None:
     assert same(whole.state_dict, second.state_dict)
 
 
+def overflows(worker: Any) -> None:
+    """Worker 0's fifth contribution of two steps is not finite, and its optimizer keeps what made it so."""
+    model = mlp()
+    loader = DataLoader(TensorDataset(*data(8 * BATCHES)), batch_size=4)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=10, momentum=0.9), loader)
+    for step, (inputs, labels) in enumerate(loader):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            parameter.grad.mul_(1e-4)
+            if worker.rank == 0 and step in (8, 9):
+                parameter.grad.fill_(1e38)
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:worker 0. a contribution held a NaN")
+def test_the_state_of_a_worker_that_overflowed_does_not_become_everybodys() -> None:
+    run = simulated(overflows, ps.phases(ps.local_sgd(2), (5, ps.sync_sgd())))
+    assert "that of worker 1 is everybody's now" in str(run.incidents)
+    assert all(one.isfinite().all() for one in run.state_dict.values())
+
+
 def test_other_rules_to_choose_by_are_no_other_strategy(tmp_path: Path) -> None:
     first, second = (ps.auto([ps.sync_sgd(), ps.async_sgd()], every_s=every_s) for every_s in (30.0, 10.0))
     begun = simulated(train, first, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=12))
