@@ -170,6 +170,37 @@ def test_several_optimizers(was: Strategy, now: Strategy, tmp_path: Path) -> Non
     check(several, was, 4, now, EVEN, tmp_path)
 
 
+def two_by_one_pass(worker: Any, found: dict[str, Any] | None = None) -> None:
+    """One backward pass, and then the steps of two optimizers."""
+    model = mlp()
+    parts = [torch.optim.SGD(layer.parameters(), lr=0.05) for layer in (model[0], model[2])]
+    loader = DataLoader(TensorDataset(*data(8 * BATCHES)), batch_size=8)
+    model, *parts, loader = worker.prepare(model, *parts, loader)
+    for inputs, labels in loader:
+        for part in parts:
+            part.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for part in parts:
+            part.step()
+    if found is not None:
+        found.update(model.state_dict())
+
+
+@pytest.mark.parametrize("now", [ps.local_sgd(2), ps.async_sgd()], ids=name_of)
+def test_a_switch_between_the_steps_of_two_optimizers_keeps_the_gradients_of_the_second(now: Strategy) -> None:
+    whole: dict[str, Any] = {}
+    two_by_one_pass(OneProcess(), whole)
+    switched = simulated(two_by_one_pass, ps.phases(ps.sync_sgd(), (5, now)), ALONE)
+    assert switched.summary.missing_gradients == 0
+    assert same(whole, switched.state_dict)
+
+
+@pytest.mark.parametrize("was", [ps.async_sgd(), ps.first_of(2), ps.local_sgd(ps.Seconds(0.3))], ids=name_of)
+def test_several_optimizers_do_not_come_out_of_step_into_rounds(was: Strategy) -> None:
+    with pytest.raises(ps.ConfigurationError, match="2 optimizers, and of the phases sync_sgd"):
+        simulated(two_by_one_pass, ps.phases(was, (5, ps.sync_sgd())))
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("was", "now"), AS_THE_SCRIPT, ids=name_of)
 def test_one_worker_that_switches_there_and_back_is_the_script(was: Strategy, now: Strategy, kind: str) -> None:
@@ -188,6 +219,35 @@ def test_a_run_is_resumed_in_the_phase_that_it_was_in(tmp_path: Path) -> None:
     assert latest(first.folder).manifest.order.phase == 1
     second = simulated(train, plan, runs=tmp_path, resume=first.folder)
     assert same(whole.state_dict, second.state_dict)
+
+
+def overflows(worker: Any) -> None:
+    """Worker 0's fifth contribution of two steps is not finite, and its optimizer keeps what made it so."""
+    model = mlp()
+    loader = DataLoader(TensorDataset(*data(8 * BATCHES)), batch_size=4)
+    model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=10, momentum=0.9), loader)
+    for step, (inputs, labels) in enumerate(loader):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            parameter.grad.mul_(1e-4)
+            if worker.rank == 0 and step in (8, 9):
+                parameter.grad.fill_(1e38)
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:worker 0. a contribution held a NaN")
+def test_the_state_of_a_worker_that_overflowed_does_not_become_everybodys() -> None:
+    run = simulated(overflows, ps.phases(ps.local_sgd(2), (5, ps.sync_sgd())))
+    assert "that of worker 1 is everybody's now" in str(run.incidents)
+    assert all(one.isfinite().all() for one in run.state_dict.values())
+
+
+def test_other_rules_to_choose_by_are_no_other_strategy(tmp_path: Path) -> None:
+    first, second = (ps.auto([ps.sync_sgd(), ps.async_sgd()], every_s=every_s) for every_s in (30.0, 10.0))
+    begun = simulated(train, first, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=12))
+    resumed = simulated(train, second, runs=tmp_path, resume=begun.folder)
+    assert not any(one.what.startswith("resumed under") for one in resumed.incidents)
 
 
 @pytest.mark.parametrize("asked", [(1, 2, 0), ("local_sgd", "async_sgd", "sync_sgd")])

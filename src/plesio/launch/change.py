@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from plesio.config import RunConfig
@@ -42,9 +43,9 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
         )
     had = _words(manifest.whole, manifest.workers, len(manifest.progress))
     has = _words(now.strategy, now.workers, now.seats)
-    if manifest.whole == now.strategy and had == has:
+    if had == has and replace(manifest.whole, chooses=None) == replace(now.strategy, chooses=None):
         return None
-    other = [(now, then) for now, then in zip(has, had, strict=True) if now != then]
+    other = [(now, then) for now, then in zip(has, had, strict=True) if now != then] or [*zip(has, had, strict=True)]
     words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
     dropped = [*filter(None, _lost(saved, was, under, now))]
     begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"

@@ -90,6 +90,7 @@ class Blocks:
         self._specs = [_specs_of(one, self.first, workers) for one in phases]
         self.turn_to(0)
         self._check_privacy()
+        self._check_turns()
         for hello in hellos[1:]:
             self.check(hello)
         self.carried = self.specs[0].carried if strategy.steps_at_server else None
@@ -131,6 +132,17 @@ class Blocks:
         stepped = any(one.send.stepped for one in phases)
         own = (holds and (stepped or seats == 1)) or (stepped and len(phases) > 1) or self.gives_back_mean
         self.held = Held.create(seats, ranks) if own else None
+
+    def _check_turns(self) -> None:
+        """A round of gradients is of one optimizer, and from some phases workers come with steps of different ones."""
+        together = [_in_step(one, self.workers) for one in self.phases]
+        rounds = [alike and not one.send.stepped for one, alike in zip(self.phases, together, strict=True)]
+        if len(self.first.optimizers) > 1 and any(rounds) and not all(together):
+            raise ConfigurationError(
+                f"{len(self.first.optimizers)} optimizers, and of the phases {self.phases[rounds.index(True)].name} takes the "
+                f"mean of one's steps, while under {self.phases[together.index(False)].name} workers are at different ones; take "
+                "phases in which all workers step as often"
+            )
 
     def _check_privacy(self) -> None:
         names = [*(spec.name for spec in self.model.specs if spec.kind is Kind.BUFFER), *self.tables]
@@ -202,6 +214,12 @@ def _specs_of(strategy: Strategy, first: Hello, workers: int) -> tuple[Optimizer
     if not strategy.outer.own_optimizer:
         return ()
     return (described(strategy.outer, 1 + max(spec.group for spec in first.model.specs), workers),)
+
+
+def _in_step(strategy: Strategy, workers: int) -> bool:
+    """Whether all workers have taken as many steps whenever all wait."""
+    every, gather = strategy.every, strategy.gather
+    return workers == 1 or (gather.in_rounds and gather.size(workers) >= workers and not (every.timed or every.paced))
 
 
 def _new_arena(state: list[SharedBlock], layout: Layout, keeper: str, what: str) -> Arena:

@@ -66,6 +66,7 @@ class Machine(Memory):
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
         self._one_by_one = blocks.layout.parts > 1 or len(blocks.phases) > 1  # contributions are not all as large
         self._number = [0] * blocks.seats  # of what each worker sent last; 0: nothing, or it is gone
+        self._finite = [True] * blocks.seats  # whether that was
         self._among = blocks.workers  # who share learning rates
         self._places = [0] * blocks.seats  # the buffer that each was shown last
         self._final: int | None = None
@@ -194,7 +195,7 @@ class Machine(Memory):
             if self._own is not None:
                 self._own.told(worker, made.settings)
         if self._one_by_one:
-            self._number[worker] = made.number
+            self._number[worker], self._finite[worker] = made.number, made.finite
             part = self._parts[worker] = made.beside.part
             self.part_bytes += self.push_bytes[part]
         if made.rows or made.absent != self._absent[worker]:
@@ -231,7 +232,10 @@ class Machine(Memory):
         waiting = [worker for worker, number in enumerate(self._number) if number]
         held = ((worker, self.held(worker, self._number[worker])) for worker in waiting if worker not in self.elsewhere)
         left = ((worker, state) for worker, state in held if state)
-        own = dict(islice(left, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
+        sound = (
+            (worker, state) for worker, state in left if self._finite[worker]
+        )  # else its optimizer may have overflowed
+        own = dict(islice(sound, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
         blocks.versions.turn()
         blocks.turn_to(phase)
         self._count_bytes()
@@ -246,7 +250,9 @@ class Machine(Memory):
                 blocks.held.put_all(worker, self._number[worker], begun[worker])
         dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
         if was.send.stepped and not blocks.strategy.send.stepped:
-            dropped.append(one_for_all(waiting, min(own, default=None), "they are all on other hosts"))
+            away = "they are all on other hosts" if self.elsewhere >= set(waiting) else "none can be had that is sound"
+            why = away if waiting else "none of them is left"
+            dropped.append(one_for_all(waiting, min(own, default=None), why))
         self.dropped = "; ".join(filter(None, dropped))
 
     def located(self, worker: int, answer: Answer) -> Located:

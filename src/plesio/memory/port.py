@@ -16,7 +16,7 @@ knows where tensors lie: a place travels in an answer, a welcome or a view, to w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Memory:
 
     part_bytes = 0
     """What travelled so far, where a model is exchanged in parts."""
-    elsewhere: Collection[int] = ()
+    elsewhere: Set[int] = frozenset()
     """The workers of which nothing that they hold can be had."""
     dropped = ""
     """What state did not go on at the last `Switch`, in words."""

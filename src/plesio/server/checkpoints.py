@@ -102,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def phase_of(self, now: Strategy) -> int:
         """In which phase a run under `now` goes on from here: in the same; under another plan, in the one of this version."""
-        return self.order.phase if self.whole == now else now.phase_at(self.version)
+        return self.order.phase if self.whole.plan == now.plan else now.phase_at(self.version)
 
 
 class Saved(msgspec.Struct, frozen=True):

@@ -133,7 +133,7 @@ class Program:
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._keep_late = False  # a checkpoint, as soon as no contribution waits
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
-        self._why = ""  # the run is to go over to another phase
+        self._why = -1, ""  # the run is to go over to this phase
         self._enter(sequencer.phases.now)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
@@ -216,10 +216,10 @@ class Program:
             raise StrategyError(
                 f"phase {phase}: the run has {', '.join(f'{at} ({one.name})' for at, one in enumerate(known))}"
             )
-        self._why = why
+        self._why = phase, why
         self.receive(events.Switched(phase), now_s)
         if self.sequencer.phases.following is None:
-            self._why = ""
+            self._why = -1, ""
 
     def close_memory(self) -> None:
         self.begun = False
@@ -496,9 +496,11 @@ class Program:
             return
         self._enter(switch.phase)
         what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
-        why, dropped = self._why and f": {self._why}", self.memory.dropped and f"; {self.memory.dropped}"
+        asked, why = self._why
+        why = f": {why}" if why and asked == switch.phase else ""  # not another that was asked for meanwhile
+        dropped = self.memory.dropped and f"; {self.memory.dropped}"
         self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
-        self._why = ""
+        self._why = -1, ""
 
     def _serve(self, serve: events.Serve) -> None:
         self.memory.do(serve)

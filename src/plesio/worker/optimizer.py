@@ -131,7 +131,8 @@ class ExchangedOptimizer(Optimizer):
         self._check()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
-        if not self._exchange.local:  # then its own hooks see the gradients that go to the server
+        at_server = not self._exchange.local  # before the step, with which another phase may begin
+        if at_server:  # then its own hooks see the gradients that go to the server
             for hook in (*_global_optimizer_pre_hooks.values(), *self._user._optimizer_step_pre_hooks.values()):
                 if hook is not before_step:
                     hook(self._user, (), {})
@@ -139,7 +140,7 @@ class ExchangedOptimizer(Optimizer):
         self._user._opt_called = True  # type: ignore[attr-defined]  # a scheduler made before prepare looks at this
         for after in self._optimizer_step_post_hooks.values():
             after(self, (), {})
-        if not self._exchange.local:
+        if at_server:
             for after in (*self._user._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 after(self._user, (), {})
 

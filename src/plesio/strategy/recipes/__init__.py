@@ -54,7 +54,7 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     """
     if name not in RECIPES:
         hint = known_elsewhere(name)
-        if not hint and name.partition("(")[0] in (*RECIPES, "phases"):
+        if not hint and name.partition("(")[0] in (*RECIPES, "phases", "auto"):
             hint = f"in Python, write it without quotes: ps.{name}"
         raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters

@@ -97,7 +97,7 @@ class ServerExchange(Exchange):
     def _turn_to(self, phase: int) -> None:
         """Another phase begins: the optimizer goes on where that has it step, and the model from the version to come."""
         if not self.local:
-            self.replica.drop_gradients()  # they may lie in the slot
+            self.replica.drop_gradients(sent=True)  # they may lie in the slot
         self.replica.close()
         self.phase, self._sent = phase, None
         self.replica = self.replicate(self.phases[phase])

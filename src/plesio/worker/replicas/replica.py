@@ -196,9 +196,9 @@ class Replica:
     def take_up(self, own: dict[str, torch.Tensor]) -> None:
         """Go on with what `own` gave."""
 
-    def drop_gradients(self) -> None:
-        """Keep what was computed so far out of the next contribution."""
-        for tensor in self.trained:
+    def drop_gradients(self, sent: bool = False) -> None:
+        """Keep what was computed so far out of the next contribution; `sent`: only what this step sent."""
+        for tensor in self._stepping if sent else self.trained:
             tensor.grad = None
 
 
