@@ -417,4 +417,4 @@ class ServerExchange(Exchange):
         self.state.stopped = True
         self.replica.drop_gradients()
         self.replica.close()
-        del self.replica
+        del self.replica, self.replicate
