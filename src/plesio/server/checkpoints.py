@@ -252,9 +252,10 @@ def _give_name(hidden: Path, path: Path, manifest: Manifest | None) -> None:
 
 
 def _is_of_another(path: Path, manifest: Manifest) -> bool:
-    """Whether it is whole, and another run's."""
+    """Whether it is whole, and another run's: one without a journal cannot be told from it."""
     there = _manifest_of(path)
-    return there is not None and (there.order, there.journal) != (manifest.order, manifest.journal)
+    ours = bool(manifest.journal) and there is not None and there.journal == manifest.journal
+    return there is not None and not (ours and there.order == manifest.order)
 
 
 def _manifest_of(path: Path) -> Manifest | None:
