@@ -307,7 +307,7 @@ def one_stands_still(worker: ps.Worker, how: str, folder: Path) -> None:
 
 def keep_few_answers(worker: ps.Worker) -> None:
     """The pipe they lie in has room for one or two pages of them, and not for sixteen: so it is full soon."""
-    fcntl.fcntl(worker._exchange.doorbell._answer, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
+    fcntl.fcntl(worker._exchange.doorbell._answers.descriptor, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
 def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> None:
