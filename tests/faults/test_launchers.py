@@ -188,7 +188,10 @@ def test_head_does_not_outlive_its_run(rejoin_s: float, killed: bool) -> None:
     with agent() as (pid, port):
         first = os.fork()
         if not first:
-            rank_0(port, rejoin_s)
+            try:
+                rank_0(port, rejoin_s)
+            finally:
+                os._exit(1)
         os.waitpid(first, 0)
         store = TCPStore("127.0.0.1", port, is_master=False)
         head = msgspec.json.decode(store.get("plesio/head/one"), type=Head)

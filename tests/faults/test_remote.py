@@ -436,12 +436,14 @@ def test_a_run_ends_though_the_process_of_its_worker_goes_on(far: bool) -> None:
     with remote.head(far) as head:
         pid = os.fork()
         if not pid:
-            for one in head._door.sockets:
-                one.close()
-            with ps.join(address=head.address, token=remote.TOKEN) as worker:
-                chancy(worker, epochs=1)
-            time.sleep(100.0)
-            os._exit(0)
+            try:
+                for one in head._door.sockets:
+                    one.close()
+                with ps.join(address=head.address, token=remote.TOKEN) as worker:
+                    chancy(worker, epochs=1)
+                time.sleep(100.0)
+            finally:
+                os._exit(0)
         head.pids.append(pid)
         done = head.run("async_sgd", workers=1)
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
