@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,10 +111,21 @@ def test_with_nothing_to_choose_from_a_run_does_not_begin(strategies: list[Strat
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("wrong", [[], [ps.sync_sgd()], ps.sync_sgd(), ["sync_sgd", "async_sgd"]])
-def test_it_takes_a_list_of_strategies(wrong: list[Strategy]) -> None:
-    with pytest.raises(ps.StrategyError, match="give at least two strategies, the tightest first"):
-        ps.auto(wrong)
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        ([[]], "[]"),
+        ([[ps.sync_sgd()]], "[sync_sgd]"),
+        ([ps.sync_sgd()], "sync_sgd"),
+        ([ps.sync_sgd(), ps.async_sgd()], "sync_sgd, async_sgd"),
+        ([["sync_sgd", "async_sgd"]], "['sync_sgd', 'async_sgd']"),
+        ([None], "None"),
+    ],
+)
+def test_it_takes_a_list_of_strategies(wrong: list[Any], got: str) -> None:
+    with pytest.raises(ps.StrategyError, match="give a list of at least two strategies, the tightest first") as raised:
+        ps.auto(*wrong)
+    assert str(raised.value).endswith(f"; got {got}")
 
 
 def test_it_survives_a_file() -> None:

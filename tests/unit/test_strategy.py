@@ -395,6 +395,10 @@ def test_workers_wait_for_answers_in_phases() -> None:
         (lambda: recipes.phases(recipes.sync_sgd()), "say what comes later, too"),
         (lambda: recipes.phases("sync_sgd", recipes.async_sgd()), "'sync_sgd' is no strategy; give one, such as ps"),
         (lambda: recipes.phases(recipes.sync_sgd(), (5, "async_sgd")), "'async_sgd' is no strategy; give one"),
+        (
+            lambda: recipes.phases(recipes.sync_sgd(), [5, recipes.async_sgd()]),
+            "[5, async_sgd] is no strategy; give one",
+        ),
         (lambda: recipes.phases(recipes.sync_sgd(), (0, recipes.async_sgd())), "begin with versions [0]; give whole"),
         (lambda: recipes.phases(recipes.sync_sgd(), (True, recipes.async_sgd())), "begin with versions [True]"),
         (lambda: recipes.phases(*[(5, recipes.sync_sgd())] * 2), "no strategy; give one"),
@@ -456,6 +460,8 @@ def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
         ("zero", "plesio does not shard a model"),
         ("FSDP", "plesio does not shard a model"),
         ("local_sgd(every=16)", "in Python, write it without quotes: ps.local_sgd(every=16)"),
+        ("auto(sync_sgd, async_sgd)", "in Python, give strategies: ps.auto([ps.sync_sgd(), ps.async_sgd()])"),
+        ("phases()", "in Python, give strategies: ps.phases(ps.sync_sgd(), (1000, ps.local_sgd(16)))"),
     ],
 )
 def test_a_name_from_elsewhere_is_pointed_on(name: str, words: str) -> None:

@@ -1,8 +1,8 @@
 """What a process heard and what came of it, in memory that outlives it: whoever takes over does the same again.
 
-A process forks a spare of itself, which sleeps. From then on everything that it could not compute a second time goes through its
-log: what it reads from others (`read`), and what its effects on the world gave (`once`). When it dies the spare wakes, runs the
-same code, and gets from the log what the dead process got. Where the log ends the spare does things itself, and is the process.
+A process forks a spare of itself, which sleeps. What the process could not compute a second time goes through its log: what it
+reads (`read`), and the results of what it does to others (`once`). When it dies the spare wakes and runs the same code. The log
+gives it what the dead process got. Where the log ends the spare does things itself, and is the process.
 
     forked                                      dies in here
       |                                               |

@@ -83,11 +83,6 @@ class Job:
         return self.listening is not None or self.config.seats > self.config.workers
 
     @property
-    def is_durable(self) -> bool:
-        """Whether a spare of the server goes on when that dies."""
-        return self.config.is_durable
-
-    @property
     def threads(self) -> int:
         """How many threads torch has in the server's process and in each worker's. A server sleeps while one worker computes, or
         all of a round do, or each goes alone for many steps. (Workers that others start know too little to count on that.)"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +43,6 @@ EVALUATOR, ENGINE = -1, -2
 """Readers that are no workers."""
 
 
-def _now(do: Callable[[], Any]) -> Any:
-    return do()
-
-
 class Machine(Memory):
     """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next. `rows`: of
     tables, if other processes hold them. `log`: what another process goes on from when this one dies."""
@@ -58,7 +55,7 @@ class Machine(Memory):
         log: RecoveryLog | None = None,
     ) -> None:
         self._log = log
-        self._once: Callable[[Callable[[], Any]], Any] = log.once if log is not None else _now
+        self._once: Callable[[Callable[[], Any]], Any] = log.once if log is not None else operator.call
         self.blocks = blocks
         self._count_bytes()
         self._own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None

@@ -63,9 +63,8 @@ class DurableServer(Server):
             writer.once = log.once
         self._log = log
         self._spare = Spare(log, engine.fileno())
-        self._asked_for = job.config.durability == "process"
         self._is_durable = True
-        self._is_other = True  # than what the spare has
+        self._spare_is_old = True
         self._has_finished = False
 
     def granted(self, effect: Grant | Cancel, answer: Located) -> float:
@@ -81,7 +80,7 @@ class DurableServer(Server):
     def _tick(self, now_s: float) -> None:
         self._log.turn(TICK, now_s)
         super()._tick(now_s)
-        self._is_other |= not self._spare.lives
+        self._spare_is_old |= not self._spare.lives
 
     def _finish(self) -> None:
         if not self._has_finished:
@@ -99,7 +98,7 @@ class DurableServer(Server):
     def _go_on(self) -> None:
         """This was the spare: take the turns that are in the log, and tell of it."""
         torch.set_num_threads(1)  # the others were the dead process's
-        log, self._is_other = self._log, True  # to be soon where a spare has little to do
+        log, self._spare_is_old = self._log, True  # to be soon where a spare has little to do
         say_anew(self._engine, Reborn(os.getpid(), *log.place))
         while (turn := log.next_turn()) is not None:
             source, now_s = turn
@@ -123,11 +122,11 @@ class DurableServer(Server):
 
     def _listen(self, line: Line) -> None:
         super()._listen(line)
-        self._is_other = True
+        self._spare_is_old = True
 
     def _close(self, line: Line) -> None:
         super()._close(line)
-        self._is_other = True
+        self._spare_is_old = True
 
     def _rest(self) -> None:
         log = self._log
@@ -136,7 +135,7 @@ class DurableServer(Server):
             return
         while not self._handlers.poller.poll(0) and self._machine.settle():
             pass
-        is_other = self._is_other or self._meeting.has_begun
+        is_other = self._spare_is_old or self._meeting.has_begun
         if is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
             if why := self._why_not():
                 self._give_up(why)
@@ -150,7 +149,7 @@ class DurableServer(Server):
         return self._machine.why_not_durable
 
     def _renew(self) -> None:
-        self._is_other = False
+        self._spare_is_old = False
         try:
             if self._spare.renew():
                 self._go_on()
@@ -161,5 +160,4 @@ class DurableServer(Server):
         self._is_durable = False
         self._log.give_up()
         self._spare.dismiss()
-        if self._asked_for:
-            self._program.trouble(None, f"a death of the server ends the run from here on: {why}")
+        self._program.trouble(None, f"a death of the server ends the run from here on: {why}")

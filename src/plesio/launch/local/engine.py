@@ -312,7 +312,9 @@ class LocalEngine:
         elif process is self._processes.server and self._outcome.final is None:
             self._hear_out(self._processes.table_servers)
             died = f"the server process ({process.pid}) died {self._where()}"
-            self._lose(died, "; its own messages, if it left any, are above")
+            config = self._job.config
+            spare = "" if config.is_durable or config.why_not_durable else "; with durability='process' a spare goes on"
+            self._lose(died, f"; its own messages, if it left any, are above{spare}")
         elif process.title == EVALUATOR_TITLE:
             if not self._final_judged and not process.done:
                 self._happened(None, "the evaluator died: nothing is evaluated from here on, and no target is noticed")
@@ -378,7 +380,7 @@ class LocalEngine:
         """Do what is due: faults, targets, and the end of a server that is silent and of workers that were asked to end."""
         processes, patience = self._processes, self._patience
         workers_left = not all(process.gone for process in processes.workers)
-        if self._job.is_durable and self._outcome.final is None and patience.server_hangs():
+        if self._job.config.is_durable and self._outcome.final is None and patience.server_hangs():
             what = f"the server ({processes.server.pid}) has said nothing for {self._job.config.timeout_s:g} s: killed"
             self._happened(None, what)
             processes.server.kill()

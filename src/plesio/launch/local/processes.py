@@ -148,7 +148,7 @@ class Processes:
             to_tables = [[ours.enter_context(end).fileno() for end in pair] for pair in pairs]
             served = [end for end, _ in to_tables]
             ends = [*to_evaluator[:1], *written, *served, *(end for server_ends, _ in lines for end in server_ends)]
-            self._spawn(Spawn(SERVER, "the server", (), leads=job.is_durable), ends, launcher.FromServer)
+            self._spawn(Spawn(SERVER, "the server", (), leads=job.config.is_durable), ends, launcher.FromServer)
             for server, (_, end) in enumerate(to_tables):
                 if server >= job.servers_here:
                     self.vacant[server] = os.dup(end)

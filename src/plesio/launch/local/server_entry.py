@@ -22,7 +22,7 @@ from plesio.transport.world import DIRECT
 def main(job: Job, descriptors: list[int]) -> None:
     """`descriptors`: engine, evaluator, journal, those of table servers, then channel, push, answer of each worker."""
     torch.set_num_threads(job.threads)
-    log = RecoveryLog() if job.is_durable else None
+    log = RecoveryLog() if job.config.is_durable else None
     world = remembering(log) if log is not None else DIRECT
     rest = iter(descriptors)
     engine: Channel[launcher.ToServer] = world.attach(next(rest), launcher.ToServer, "the engine")

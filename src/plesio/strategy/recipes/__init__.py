@@ -43,6 +43,13 @@ USUAL: dict[str, tuple[str, Callable[[int], int], str]] = {
 """Recipes with a setting that the number of workers gives, if it is not told: how, and in words."""
 
 
+IN_PYTHON = {
+    "phases": "ps.phases(ps.sync_sgd(), (1000, ps.local_sgd(16)))",
+    "auto": "ps.auto([ps.sync_sgd(), ps.async_sgd()])",
+}
+"""What is made of several strategies: an example of each."""
+
+
 def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strategy:
     """The strategy of the recipe called `name` with `settings`; those in `USUAL` take a default from the number of `workers`.
 
@@ -54,7 +61,10 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
     """
     if name not in RECIPES:
         hint = known_elsewhere(name)
-        if not hint and name.partition("(")[0] in (*RECIPES, "phases", "auto"):
+        called = name.partition("(")[0]
+        if not hint and called in IN_PYTHON:
+            hint = f"in Python, give strategies: {IN_PYTHON[called]}"
+        elif not hint and called in RECIPES:
             hint = f"in Python, write it without quotes: ps.{name}"
         raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
     known = inspect.signature(RECIPES[name]).parameters

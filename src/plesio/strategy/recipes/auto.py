@@ -9,7 +9,7 @@ from plesio.entry import entry
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.choosing import Choosing
-from plesio.strategy.recipes.phases import phases
+from plesio.strategy.recipes.phases import in_words, phases
 
 __all__ = ["auto"]
 
@@ -17,7 +17,7 @@ __all__ = ["auto"]
 @entry("setting of auto", StrategyError)
 def auto(
     strategies: Sequence[Strategy],
-    *,
+    *apart: object,
     every_s: float = 30.0,
     apart_s: float = 60.0,
     better: float = 1.25,
@@ -51,10 +51,11 @@ def auto(
     rules = Choosing(
         every_s=every_s, apart_s=apart_s, better=better, close=close, in_a_row=in_a_row, measured_only=measured_only
     )
-    given = [strategies] if isinstance(strategies, Strategy) else list(strategies)
-    names = ", ".join(str(getattr(one, "name", one)) for one in given)
+    given = list(strategies) if isinstance(strategies, list | tuple) and not apart else []
     if len(given) < 2 or not all(isinstance(one, Strategy) for one in given):
         raise StrategyError(
-            f"auto({names}): give at least two strategies, the tightest first: auto([ps.sync_sgd(), ps.async_sgd()])"
+            "auto: give a list of at least two strategies, the tightest first: ps.auto([ps.sync_sgd(), ps.async_sgd()]); got "
+            + ", ".join(map(in_words, [strategies, *apart]))
         )
+    names = ", ".join(one.name for one in given)
     return replace(phases(*given), name=f"auto({names})", chooses=rules)

@@ -49,8 +49,15 @@ def _waiting(one: object) -> Strategy:
     """`one`; workers wait for every answer there, also those on another host."""
     if not isinstance(one, Strategy):
         such = "give one, such as ps.local_sgd(16), or (1000, ps.local_sgd(16)) for one that begins with version 1000"
-        raise StrategyError(f"phases: {one!r} is no strategy; {such}")
+        raise StrategyError(f"phases: {in_words(one)} is no strategy; {such}")
     match one.adopt:
         case Rebase(codec, alpha, away=True):
             return replace(one, adopt=Blend(alpha) if one.adopt.blends else Replace(codec))
     return one
+
+
+def in_words(given: object) -> str:
+    """What somebody gave for a strategy, by the names of those that are in it."""
+    if isinstance(given, list | tuple):
+        return f"[{', '.join(map(in_words, given))}]"
+    return given.name if isinstance(given, Strategy) else repr(given)

@@ -59,7 +59,7 @@ class ServerExchange(Exchange):
     held: Held | None = None
     goes_on: Callable[[], bool] | None = None
     brought: Callable[[], States] | None = field(default=None, kw_only=True)
-    replicate: Callable[[Strategy], Replica] = field(default=lambda strategy: NotImplemented, kw_only=True)
+    replicate: Callable[[Strategy], Replica] | None = field(default=None, kw_only=True)
     counts = True
 
     def __post_init__(self) -> None:
@@ -100,6 +100,7 @@ class ServerExchange(Exchange):
             self.replica.drop_gradients(sent=True)  # they may lie in the slot
         self.replica.close()
         self.phase, self._sent = phase, None
+        assert self.replicate is not None, "whoever may turn can make replicas"
         self.replica = self.replicate(self.phases[phase])
         if self._part is not None:
             self.replica.turn_to(self._part)
@@ -417,4 +418,5 @@ class ServerExchange(Exchange):
         self.state.stopped = True
         self.replica.drop_gradients()
         self.replica.close()
-        del self.replica, self.replicate
+        self.replicate = None
+        del self.replica
