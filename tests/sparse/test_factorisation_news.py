@@ -118,22 +118,19 @@ def test_threads_fold_in_at_once_while_others_recommend() -> None:
     fitted, alone = good(5).fit(*others), good(5).fit(*others)
     begun, failed = threading.Barrier(4), []
 
-    def work(first: int) -> None:
+    def work(first: int, last: int) -> None:
         try:
             begun.wait(30)
-            for user in range(first, 1200, 2):
-                if first < 2000 and first % 2 < 2 and first < 1000:
-                    fitted.fold_in([user] * 5, items[:5], numbers[:5] + user % 3)
-                    fitted.fold_in([3, 4], [10**6 + user] * 2, [1.0, 2.0], side="items")
-                else:
-                    break
-            for _ in range(300 if first >= 1000 else 0):
+            for user in range(first, last, 2):
+                fitted.fold_in([user] * 5, items[:5], numbers[:5] + user % 3)
+                fitted.fold_in([3, 4], [10**6 + user] * 2, [1.0, 2.0], side="items")
+            for _ in range(0 if last else 300):
                 assert len(fitted.recommend(5, n=3)[0]) == 3
                 assert np.isfinite(fitted.predict(np.arange(1200), np.zeros(1200, int))).all()
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (200, 201, 5000, 5001)]
+    threads = [threading.Thread(target=work, args=args) for args in ((200, 1200), (201, 1200), (0, 0), (0, 0))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -209,7 +206,6 @@ def test_ratings_of_weight_0_are_not_there() -> None:
     without = model().fit(users[there], items[there], numbers[there], sample_weight=np.ones(there.sum()))
     assert bits(weighted) == bits(without)
     assert weighted._users.rows(np.array([9])).tolist() == [-1]
-    assert 3 not in set(weighted.recommend(9)[0]) - set(range(40))
     liking = model(loss="bpr").fit(*liked(), sample_weight=np.arange(len(liked()[0])) % 2)
     assert bits(liking) == bits(
         model(loss="bpr").fit(*(one[1::2] for one in liked()), sample_weight=[1] * (len(liked()[0]) // 2))

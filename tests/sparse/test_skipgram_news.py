@@ -141,6 +141,8 @@ def test_pickled_and_copied_models_go_on_alike(tmp_path) -> None:
         assert np.array_equal(one.wv.vectors, again.wv.vectors)
         assert counted(one) == frequent(OLD, NEW)
     assert again.report_.parameters == 2 * len(again.wv)
+    kept = SkipGram(**SMALL, checkpoint=tmp_path / "kept").fit(OLD).partial_fit(NEW)
+    assert SkipGram(**SMALL, resume=tmp_path / "kept").fit(OLD).history_ == kept.history_[:-1]
     assert counted(again.partial_fit(NEW)) == frequent(OLD, NEW, NEW)
 
 

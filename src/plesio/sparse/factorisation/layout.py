@@ -127,7 +127,6 @@ class Seen:
         self.items = (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         counts = np.bincount((pairs >> np.uint64(32)).astype(np.int64), minlength=shape[0])
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
         self._added: defaultdict[int, list[int]] = defaultdict(list)
 
     def add(self, users: NDArray[Any], items: NDArray[Any]) -> None:

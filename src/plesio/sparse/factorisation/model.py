@@ -192,7 +192,7 @@ class MatrixFactorization(Shown, Recommender):
 
         >>> users, items = np.divmod(np.arange(400), 20)
         >>> model = MatrixFactorization(factors=4, threads=1).fit(users, items, 1.0 + items % 5)
-        >>> model.fold_in([20, 20, 20], [0, 1, 4], [1.0, 2.0, 5.0]).predict(20, 9) > 4
+        >>> bool(model.fold_in([20, 20, 20], [0, 1, 4], [1.0, 2.0, 5.0]).predict(20, 9) > 4)
         True
         """
         self._check_fitted()
@@ -326,7 +326,9 @@ class MatrixFactorization(Shown, Recommender):
             )
         return self._report
 
-    def _numbers(self, users: NDArray[Any], ratings: Any, weights: Any) -> NDArray[np.float32]:
+    def _numbers(
+        self, users: NDArray[Any], ratings: NDArray[np.float32] | None, weights: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
         """The ratings, whose mean and scale are noted if they are the first; under "bpr" nothing but as many zeros."""
         if self.loss == "bpr":
             if ratings is not None and not (ratings > 0).all():
@@ -343,15 +345,14 @@ class MatrixFactorization(Shown, Recommender):
         if not self._pairs:
             self.mean_, deviation = moments(ratings, weights)
             self._scale = deviation or 1.0
-        numbers: NDArray[np.float32] = ratings
-        return numbers
+        return ratings
 
     def _training(
         self, numbers: NDArray[np.float32], threads: int = 1, weights: NDArray[np.float32] | None = None
     ) -> Training:
         """Of the pairs that came last."""
-        dealt: Any = numbers if weights is None else np.arange(len(numbers))  # three columns are dealt: the third says
-        given, shape = Triples(*self._pairs[-1], dealt), (len(self._users), len(self._items))  # where two others are
+        dealt: Any = numbers if weights is None else np.arange(len(numbers))  # of which both columns are then taken
+        given, shape = Triples(*self._pairs[-1], dealt), (len(self._users), len(self._items))
         row_bytes = self._users.table.strides[0]
 
         def lay(given: Triples, shape: tuple[int, int]) -> Layout:

@@ -147,10 +147,11 @@ class SkipGram(Shown):
         """One more sweep, over this text only; words that are frequent enough by now get vectors, after the old ones; itself.
 
         The text is counted first, each time, unless `build_vocab` counted it. The rate stays at `lr`, as nobody knows where
-        its fall would end. The text's numbers and a copy of the model are held in memory; an error leaves the model as it was.
+        its fall would end. The text's numbers and a copy of the model are held in memory; an error leaves the model as it was. There is no
+        checkpoint of it: pickle the model.
 
-        Arguments and errors as in `fit`. And it is an error if `wv` has other words or another size than was learnt; its
-        vectors may be changed, and count.
+        Arguments and errors as in `fit`. Vectors in `wv` that you changed count; other words there, or another `vector_size`,
+        are an error.
 
         >>> text = [["sun", "moon", "star"], ["bread", "milk", "honey"]] * 200
         >>> skipgram = SkipGram(vector_size=16, min_count=2, threads=1).fit(text)
@@ -234,7 +235,7 @@ class SkipGram(Shown):
             callbacks=self.callbacks,
             progress=self.progress,
             label="cbow" if self.cbow else "skip-gram",
-            save=lambda: checkpoint.save(tables, history),
+            save=lambda: checkpoint.save(tables, history) if anew else None,
             history=history,
         )
         self.history_ = history
