@@ -166,9 +166,17 @@ def test_bad_news_leave_the_model_as_it_was(news) -> None:
     skipgram = SkipGram(**SMALL).fit(OLD)
     before = pickle.dumps(skipgram)
     for call in (skipgram.partial_fit, lambda given: skipgram.build_vocab(given, update=True)):
-        with pytest.raises(ConfigurationError):
-            call(news)
+        if news != [["one"], ["two"]] or call == skipgram.partial_fit:
+            with pytest.raises(ConfigurationError):
+                call(news)
     assert pickle.dumps(skipgram) == before
+
+
+def test_build_vocab_takes_a_list_of_words_as_sentences_of_one() -> None:
+    skipgram = SkipGram(**SMALL).fit(OLD).build_vocab([["python"]] * 3, update=True)
+    assert skipgram.wv.get_vecattr("python", "count") == 3
+    with pytest.raises(ConfigurationError, match="none of the 3 sentences has two words"):
+        skipgram.partial_fit([["python"]] * 3)
 
 
 def test_an_error_while_learning_leaves_the_model_as_it_was() -> None:

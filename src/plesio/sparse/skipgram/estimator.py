@@ -192,7 +192,7 @@ class SkipGram(Shown):
                     f"({len(old.row_of)}), in their order, and vector_size={self.vector_size}."
                 )
         vocabulary = old.plus(given, self.min_count, once)
-        self._check(len(vocabulary.row_of), given)
+        self._check(len(vocabulary.row_of), given, trains=not once)
         corpus = vocabulary.number(given)
         work = self._work(corpus, len(corpus.words))
         if old.row_of:
@@ -305,13 +305,13 @@ class SkipGram(Shown):
         self._check(enough, corpus)
         return corpus.words[:enough]
 
-    def _check(self, enough: int, corpus: Corpus) -> None:
+    def _check(self, enough: int, corpus: Corpus, trains: bool = True) -> None:
         if enough < 2:
             raise ConfigurationError(
                 f"{enough} of {len(corpus.words):,} different words occur at least min_count={self.min_count} times in "
                 f"{len(corpus):,} words of text; word vectors need two: lower min_count, or give more text."
             )
-        if longest(corpus.sentences) < 2:
+        if trains and longest(corpus.sentences) < 2:
             raise ConfigurationError(
                 f"none of the {len(corpus.sentences) - 1:,} sentences has two words; the context of a word is the rest of "
                 "its sentence: give longer ones."
