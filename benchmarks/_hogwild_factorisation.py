@@ -38,6 +38,7 @@ def rows(given: Given) -> list[Row]:
         name, shape = "smaller than ML-10M (synthetic, 0.3 M ratings)", (7_157, 1_068)
     large = synthetic_ratings(300_000 if given.quick else 4_000_000, shape)
     found = squared_error(given, name, *large, 0.9 if given.quick else 0.7, *LARGE)
+    found += newcomers(given, name, *large, LARGE[0])
     return unless_missing(lambda: films(given)) + found
 
 
@@ -94,6 +95,34 @@ def squared_error(
         return factorization(5, threads).fit(train.users, train.items, train.values)
 
     return [*found, scaling(name, fitted, given.runs)]
+
+
+def newcomers(given: Given, name: str, train: Ratings, test: Ratings, mine: Settings) -> list[Row]:
+    """One user of thirty is new: `fold_in` of these against a fit of everything, and what both predict of their other ratings."""
+    from plesio.sparse.factorisation import MatrixFactorization
+
+    def fitted(on: Ratings) -> MatrixFactorization:
+        return MatrixFactorization(64, threads=1, **mine).fit(on.users, on.items, on.values)
+
+    new = train.users % 30 == 0
+    mine_too, asked = train[new], test[test.users % 30 == 0]
+    model = fitted(train[~new])
+
+    def scored(learn: Callable[[], MatrixFactorization]) -> tuple[float, float]:
+        start_s = time.perf_counter()
+        learnt = learn()
+        return time.perf_counter() - start_s, learnt.rmse(asked.users, asked.items, asked.values)
+
+    contenders: dict[str, Fit] = {
+        "fold_in": lambda: scored(lambda: model.fold_in(mine_too.users, mine_too.items, mine_too.values)),
+        "fit": lambda: scored(lambda: fitted(train)),
+    }
+    folded, whole = race(f"{name}: new users", contenders, given.runs).values()
+    label, against = f"{name}: fold_in of 1 user of 30", "a fit of all"
+    return [
+        row(label, folded.seconds, "s", against=against, against_values=whole.seconds),
+        row(f"{label}, RMSE", folded.scores, "", against=against, against_values=whole.scores, target="<= 1.02"),
+    ]
 
 
 # --- ranking -------------------------------------------------------------------------------------------------------------

@@ -39,16 +39,16 @@ def total(line: NDArray[np.float32]) -> np.float32:
 class Loop:
     """The same factorisation, one rating after the other, in NumPy scalars and rows."""
 
-    def __init__(self, fresh: MatrixFactorization, users: Any, items: Any, numbers: Any) -> None:
+    def __init__(self, fresh: MatrixFactorization, users: Any, items: Any, numbers: Any, **weights: Any) -> None:
         fresh.epochs = 0
-        fresh.fit(users, items, numbers)
-        self.settings = fresh
+        fresh.fit(users, items, numbers, **weights)
+        self.settings, self.steps = fresh, FLOAT(1)
         self.tables = fresh._users.table.copy(), fresh._items.table.copy()
         self.head = self.tables[0].shape[1] - 16
         self.share = FLOAT(1 / (fresh.factors + fresh.biases))
 
     def lr(self, row: NDArray[np.float32]) -> np.float32:
-        lr = FLOAT(self.settings.lr)
+        lr = FLOAT(self.settings.lr) * self.steps
         return lr / np.sqrt(row[self.head + 1]) if self.settings.optimizer == "adagrad" else lr
 
     def finish(
@@ -60,9 +60,20 @@ class Loop:
             squares += to_bias * to_bias
             row[self.head] += lr * to_bias
         if self.settings.optimizer == "adagrad":
-            row[self.head + 1] += squares * self.share
+            row[self.head + 1] += squares * self.share * self.steps
 
-    def squared(self, user: int, item: int, rating: np.float32) -> None:
+    def weigh(self, weight: float, user: int, items: list[int]) -> None:
+        """So many small steps leave exp(-weight * share) of the error."""
+        self.steps, share = FLOAT(1), FLOAT(0)
+        p, bias = self.tables[0][user], FLOAT(self.settings.biases)
+        for q in self.tables[1][items]:
+            width = self.head
+            one = self.lr(p) * (total(q[:width] * q[:width]) + bias)
+            share = share + (one + self.lr(q) * (total(p[:width] * p[:width]) + bias) + FLOAT(1e-12))
+        share = float(share) / (1 if len(items) == 1 else 4)
+        self.steps = FLOAT(math.expm1(-share * weight) / math.expm1(-share))
+
+    def squared(self, user: int, item: int, rating: np.float32) -> float:
         penalty, width = FLOAT(self.settings.regularization), self.head
         user_row, item_row = self.tables[0][user], self.tables[1][item]
         p, q = user_row[:width].copy(), item_row[:width].copy()
@@ -72,6 +83,7 @@ class Loop:
         user_row[:width], item_row[:width] = p + lrs[0] * to_p, q + lrs[1] * to_q
         self.finish(user_row, lrs[0], error, to_p)
         self.finish(item_row, lrs[1], error, to_q)
+        return float(error)
 
     def bpr(self, user: int, item: int, rival: int) -> None:
         penalty, width = FLOAT(self.settings.regularization), self.head
@@ -84,7 +96,8 @@ class Loop:
         to_p, to_q, to_r = doubt * (q - r) - penalty * p, pull - penalty * q, penalty * r + pull
         user_row[:width] = p + lrs[0] * to_p
         item_row[:width], rival_row[:width] = q + lrs[1] * to_q, r - lrs[2] * to_r
-        user_row[width + 1] += total(to_p * to_p) * self.share
+        if self.settings.optimizer == "adagrad":
+            user_row[width + 1] += total(to_p * to_p) * self.share * self.steps
         self.finish(item_row, lrs[1], doubt, to_q)
         self.finish(rival_row, lrs[2], -doubt, to_r)
 
@@ -126,6 +139,37 @@ def test_squared_loss_equals_a_plain_loop_bit_for_bit(settings: dict[str, Any]) 
     fitted = model(**settings).fit(users, items, numbers)
     assert np.array_equal(fitted._users.table, loop.tables[0])
     assert np.array_equal(fitted._items.table, loop.tables[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd", "lr": 0.02}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("loss", ["squared", "bpr"])
+def test_weighted_ratings_equal_a_plain_loop_bit_for_bit(loss: str, settings: dict[str, Any]) -> None:
+    users, items, numbers = ratings() if loss == "squared" else (*liked(), None)
+    weights = np.random.default_rng(1).choice([0.25, 1, 30], len(users))
+    settings = settings | {"loss": loss, "epochs": 0}
+    loop = Loop(model(**settings), users, items, numbers, sample_weight=weights)
+    numbers = loop.settings._numbers(users, None if numbers is None else numbers.astype(FLOAT), None)
+    work = loop.settings._training(numbers, weights=weights.astype(FLOAT))
+    layout, sums = work.layout, []
+    for epoch in range(3):
+        sums.append(0.0)
+        for chunk in layout.order(7, epoch):
+            for at in range(layout.bounds[chunk], layout.bounds[chunk + 1]):
+                user, item, weight = layout.users[at], layout.items[at], float(layout.weights[at])
+                if work.rivals is None:
+                    loop.weigh(weight, user, [item])
+                    sums[-1] += weight * loop.squared(user, item, layout.ratings[at]) ** 2
+                elif (rival := draw(work.rivals, chunk, user, at, training.key_of(7, epoch))) >= 0:
+                    loop.weigh(weight, user, [item, rival])
+                    loop.bpr(user, item, rival)
+    fitted = model(**settings | {"epochs": 3}).fit(
+        users, items, numbers if loss == "squared" else None, sample_weight=weights
+    )
+    assert np.array_equal(fitted._users.table, loop.tables[0])
+    assert np.array_equal(fitted._items.table, loop.tables[1])
+    if loss == "squared":
+        losses = [epoch.loss for epoch in fitted.history_]
+        assert losses == pytest.approx(np.array(sums) * fitted._scale**2 / weights.sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

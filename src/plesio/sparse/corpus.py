@@ -75,7 +75,7 @@ def read_corpus(sentences: Sentences) -> Corpus:
     blocks: list[array[int]] = []
     numbered = _Numbered(sentences, blocks.append)
     tokens = np.concatenate([numbered.ranks[np.frombuffer(block, np.uint32)] for block in blocks])
-    return _locked(Corpus(tokens, numbered.bounds, numbered.words, numbered.counts))
+    return locked(Corpus(tokens, numbered.bounds, numbered.words, numbered.counts))
 
 
 def save_corpus(folder: str | os.PathLike[str], sentences: Sentences) -> Corpus:
@@ -128,7 +128,7 @@ def open_corpus(folder: str | os.PathLike[str]) -> Corpus:
             f"{str(place)!r}: corpus of format {about.get('format')!r} with {len(tokens)} of {about.get('tokens')} tokens; "
             f"this plesio reads whole ones of format {FORMAT}: write it again with save_corpus."
         )
-    return _locked(
+    return locked(
         Corpus(np.asarray(tokens), np.asarray(sentences), about["words"], np.array(about["counts"], np.int64))
     )
 
@@ -139,7 +139,7 @@ def longest(sentences: NDArray[np.int64]) -> int:
     return max((int(np.diff(sentences[at : at + _BLOCK + 1]).max()) for at in starts), default=0)
 
 
-def _locked(corpus: Corpus) -> Corpus:
+def locked(corpus: Corpus) -> Corpus:
     """Not to be written to: a memory-mapped corpus cannot be, and kernels are compiled for one kind of array."""
     corpus.tokens.flags.writeable = corpus.sentences.flags.writeable = False
     return corpus

@@ -27,7 +27,8 @@ class KeyedVectors:
     """A vector for each key.
 
     Args:
-        keys: the names, most frequent first where that is known: `restrict_vocab` takes a head of them.
+        keys: the names, most frequent first where that is known: `restrict_vocab` takes a head of them. Those
+            that came with later texts follow the old ones.
         vectors: a row for each; made float32.
         counts: how often each occurred, if that is known.
 

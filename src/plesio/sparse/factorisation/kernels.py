@@ -29,6 +29,7 @@ where only the last level holds it, sweeps take .75 of the time (ML-10M's shape,
 ATTEMPTS = 16  # draws after which a user who likes nearly all items is skipped
 NOBODY = np.uint32(0xFFFFFFFF)
 
+_TINY = np.float32(1e-12)  # for shares of 0
 _ZERO, _ONE, _LINE, _MASK = np.uintp(0), np.uintp(1), np.uintp(LANES), np.uintp(AHEAD - 1)
 
 
@@ -76,8 +77,8 @@ class Rivals(NamedTuple):
 
 
 @compiled
-def squared(work, tables, step, users, items, ratings):
-    """Squared error: sweep over the chunks that are left; how many ratings were done."""
+def squared(work, tables, step, users, items, ratings, weights):
+    """Squared error: sweep over the chunks that are left; how many ratings were done. Without weights (None) each weighs 1."""
     done = 0
     while True:
         turn = fetch_add(work.counter, 0, 1)
@@ -91,14 +92,48 @@ def squared(work, tables, step, users, items, ratings):
             _ask(tables.users, uintp(users[ahead]) * tables.stride, tables.stride)
             _ask(tables.items, uintp(items[ahead]) * tables.stride, tables.stride)
             user, item = uintp(users[at]) * tables.stride, uintp(items[at]) * tables.stride
-            error = _rate(tables, step, lr, user, item, ratings[at])
-            loss += error * error
+            steps = _steps(weights, at, _share(tables, step, lr, user, item))
+            error = _rate(tables, step, lr, steps, user, item, ratings[at])
+            loss += _weight(weights, at) * (error * error)
         work.losses[chunk] = loss
         done += end - begin
 
 
 @inlined
-def _rate(tables, step, lr, user, item, rating):
+def _weight(weights, at):
+    if weights is None:  # known when this is compiled: multiplications by it are left out
+        return np.float32(1)
+    return weights[at]
+
+
+@inlined
+def _steps(weights, at, share):
+    """How many steps the weight w of a rating is worth, where one takes the `share` c of the error away: about w, if c is small.
+
+    But w times the step could go far beyond the aim. Of w steps that are made ever smaller, exp(-c w) of the error is left,
+    so w counts as (1 - exp(-c w)) / (1 - exp(-c)), which is 1 for 1 (after Karampatziakis and Langford, 2011).
+    """
+    if weights is None:
+        return np.float32(1)
+    share = np.float64(share)
+    return np.float32(math.expm1(-share * weights[at]) / math.expm1(-share))
+
+
+@inlined
+def _share(tables, step, lr, user, item):
+    """The share of its error that a rating's step takes away, to first order."""
+    users, items, head = tables.users, tables.items, tables.stride - _LINE
+    user_squares = item_squares = fill(np.float32(0))
+    for k in range(_ZERO, head, _LINE):
+        p, q = load(users, user + k), load(items, item + k)
+        user_squares, item_squares = user_squares + p * p, item_squares + q * q
+    user_lr, item_lr = _row_lr(step, lr, users, user + head), _row_lr(step, lr, items, item + head)
+    bias = np.float32(step.biases)
+    return user_lr * (total(item_squares) + bias) + item_lr * (total(user_squares) + bias) + _TINY
+
+
+@inlined
+def _rate(tables, step, lr, steps, user, item, rating):
     """One rating: the error before the step, and the step."""
     user_rows, item_rows = tables.users, tables.items
     head = tables.stride - _LINE
@@ -109,8 +144,8 @@ def _rate(tables, step, lr, user, item, rating):
     user_bias, item_bias = user_rows[user_head], item_rows[item_head]
     error = rating - (user_bias + item_bias + total(sums))
 
-    user_lr = _row_lr(step, lr, user_rows, user_head)
-    item_lr = _row_lr(step, lr, item_rows, item_head)
+    user_lr = _row_lr(step, lr * steps, user_rows, user_head)
+    item_lr = _row_lr(step, lr * steps, item_rows, item_head)
     errors, penalty = fill(error), fill(step.penalty)
     user_lrs, item_lrs = fill(user_lr), fill(item_lr)
     user_squares = item_squares = fill(np.float32(0))
@@ -120,13 +155,13 @@ def _rate(tables, step, lr, user, item, rating):
         user_squares, item_squares = user_squares + to_p * to_p, item_squares + to_q * to_q
         store(user_rows, user + k, p + user_lrs * to_p)
         store(item_rows, item + k, q + item_lrs * to_q)
-    _finish(step, user_rows, user_head, user_lr, error, total(user_squares))
-    _finish(step, item_rows, item_head, item_lr, error, total(item_squares))
+    _finish(step, user_rows, user_head, user_lr, steps, error, total(user_squares))
+    _finish(step, item_rows, item_head, item_lr, steps, error, total(item_squares))
     return error
 
 
 @compiled
-def bpr(work, tables, step, users, items, rivals, drawn):
+def bpr(work, tables, step, users, items, weights, rivals, drawn):
     """Bayesian personalised ranking: sweep over the chunks that are left; how many pairs were done.
 
     `drawn` (uint32, at least `AHEAD` of them) is this thread's own.
@@ -152,13 +187,18 @@ def bpr(work, tables, step, users, items, rivals, drawn):
                     _ask(tables.items, uintp(next_rival) * tables.stride, tables.stride)
             if rival != NOBODY:
                 user, item = uintp(users[at]) * tables.stride, uintp(items[at]) * tables.stride
-                loss += _prefer(tables, step, lr, user, item, uintp(rival) * tables.stride)
+                other = uintp(rival) * tables.stride
+                share = _share(tables, step, lr, user, item) + _share(tables, step, lr, user, other)
+                steps = _steps(
+                    weights, at, share / np.float32(4)
+                )  # the doubt falls by at most 1/4 of what the lead grows
+                loss += _weight(weights, at) * _prefer(tables, step, lr, steps, user, item, other)
         work.losses[chunk] = loss
         done += end - begin
 
 
 @inlined
-def _prefer(tables, step, lr, user, item, rival):
+def _prefer(tables, step, lr, steps, user, item, rival):
     """One pair: -ln(chance that `user` prefers `item` to `rival`) before the step, and the step."""
     user_rows, item_rows = tables.users, tables.items
     head = tables.stride - _LINE
@@ -170,9 +210,9 @@ def _prefer(tables, step, lr, user, item, rival):
     odds = math.exp(-lead)
     doubt = np.float32(1.0 - 1.0 / (1.0 + odds))
 
-    user_lr = _row_lr(step, lr, user_rows, user_head)
-    item_lr = _row_lr(step, lr, item_rows, item_head)
-    rival_lr = _row_lr(step, lr, item_rows, rival_head)
+    user_lr = _row_lr(step, lr * steps, user_rows, user_head)
+    item_lr = _row_lr(step, lr * steps, item_rows, item_head)
+    rival_lr = _row_lr(step, lr * steps, item_rows, rival_head)
     doubts, penalty = fill(doubt), fill(step.penalty)
     user_lrs, item_lrs, rival_lrs = fill(user_lr), fill(item_lr), fill(rival_lr)
     user_squares = item_squares = rival_squares = fill(np.float32(0))
@@ -186,9 +226,9 @@ def _prefer(tables, step, lr, user, item, rival):
         store(item_rows, item + k, q + item_lrs * to_q)
         store(item_rows, rival + k, r - rival_lrs * to_r)
     if step.adagrad:  # the bias of a user says nothing about which item is preferred
-        user_rows[user_head + _ONE] += total(user_squares) * step.share
-    _finish(step, item_rows, item_head, item_lr, doubt, total(item_squares))
-    _finish(step, item_rows, rival_head, rival_lr, -doubt, total(rival_squares))
+        user_rows[user_head + _ONE] += total(user_squares) * step.share * steps
+    _finish(step, item_rows, item_head, item_lr, steps, doubt, total(item_squares))
+    _finish(step, item_rows, rival_head, rival_lr, steps, -doubt, total(rival_squares))
     return math.log1p(odds) if lead > -30 else -lead
 
 
@@ -200,15 +240,15 @@ def _row_lr(step, lr, rows, head):
 
 
 @inlined
-def _finish(step, rows, head, lr, error, squares):
-    """The step of the bias, and the squared gradients into the state."""
+def _finish(step, rows, head, lr, steps, error, squares):
+    """The step of the bias, and the squared gradients into the state, as often as so many steps would."""
     if step.biases:
         bias = rows[head]
         gradient = error - step.penalty * bias
         squares += gradient * gradient
         rows[head] = bias + lr * gradient
     if step.adagrad:
-        rows[head + _ONE] += squares * step.share
+        rows[head + _ONE] += squares * step.share * steps
 
 
 @inlined

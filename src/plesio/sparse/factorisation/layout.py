@@ -11,8 +11,10 @@ A grid, the deterministic order, cuts items as well: blocks of a diagonal share 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,7 @@ class Layout:
     ratings: NDArray[np.float32]
     bounds: NDArray[np.int64]
     columns: NDArray[np.uint16] | None = None
+    weights: NDArray[np.float32] | None = None
 
     @property
     def chunks(self) -> int:
@@ -117,13 +120,19 @@ def _bands(ids: NDArray[np.uint32], rows: int, rng: np.random.Generator) -> NDAr
 
 
 class Seen:
-    """Which items each user has: those of `user` are items[starts[user]:starts[user + 1]], sorted."""
+    """Which items each user has: those of `user` are items[starts[user]:starts[user + 1]], sorted, and what was added."""
 
     def __init__(self, users: NDArray[np.uint32], items: NDArray[np.uint32], shape: tuple[int, int]) -> None:
         pairs = np.sort(users.astype(np.uint64) << np.uint64(32) | items)
         self.items = (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         counts = np.bincount((pairs >> np.uint64(32)).astype(np.int64), minlength=shape[0])
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._added: defaultdict[int, list[int]] = defaultdict(list)
+
+    def add(self, users: NDArray[Any], items: NDArray[Any]) -> None:
+        for user, item in zip(users.tolist(), items.tolist(), strict=True):
+            self._added[user].append(item)
 
     def of(self, user: int) -> NDArray[np.uint32]:
-        return self.items[self.starts[user] : self.starts[user + 1]]
+        early = self.items[slice(*self.starts[user : user + 2])] if user < len(self.starts) - 1 else self.items[:0]
+        return np.append(early, self._added.get(user, [])).astype(np.uint32)

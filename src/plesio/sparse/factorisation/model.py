@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +17,10 @@ from numpy.typing import NDArray
 from plesio.errors import ConfigurationError
 from plesio.sparse.epochs import Epoch, run_epochs
 from plesio.sparse.factorisation.dealing import Triples
+from plesio.sparse.factorisation.folding import fold
 from plesio.sparse.factorisation.kernels import Step
 from plesio.sparse.factorisation.layout import Layout, blocks, of_few, strips
-from plesio.sparse.factorisation.ratings import moments, standardise, triples
+from plesio.sparse.factorisation.ratings import moments, standardise, triples, weighed, weight_of
 from plesio.sparse.factorisation.recommender import Recommender
 from plesio.sparse.factorisation.training import Best, Falling, Training, key_of, lrs_of
 from plesio.sparse.rates import rate
@@ -29,6 +34,9 @@ LOSSES = tuple(REGULARIZATION)
 OPTIMIZERS = ("adagrad", "sgd")
 MODELS = ("auto", "shared")
 SCHEDULES = ("adaptive", "constant", "decay", "invscaling", "linear")
+SIDES = ("users", "items")
+_change = threading.Lock()  # held for a moment, so one will do for all models; in a model it could not be pickled
+_learning: WeakSet[MatrixFactorization] = WeakSet()
 _TABLES = ("users", "items", "best_users", "best_items")
 
 
@@ -125,33 +133,97 @@ class MatrixFactorization(Shown, Recommender):
 
     # Learning
 
-    def fit(self, users: Any, items: Any = None, ratings: Any = None, *, validation: Any = None) -> MatrixFactorization:
+    def fit(
+        self, users: Any, items: Any = None, ratings: Any = None, *, sample_weight: Any = None, validation: Any = None
+    ) -> MatrixFactorization:
         """Learn from the beginning, and return this model.
 
         Args:
             users, items: who and what, as 1-d arrays of whole numbers or of words; or, alone, an array of shape
                 (n, 3), or a SciPy sparse matrix with a row a user (what is not stored is unknown, not 0).
             ratings: float32 numbers, other types are converted. "bpr" needs none; if there are, all must be above 0.
+            sample_weight: how much each rating counts, in their order: of weight 2 as much as two, of weight 0 it is left out.
+                A step is larger by the weight, up to about where it would go beyond its aim. The validation has none.
             validation: (users, items, ratings) that the model is scored on after each epoch: `Epoch.score`.
 
         Raises:
-            ConfigurationError: arrays of different length, none at all, NaN or infinite ratings, counts not above 0.
+            ConfigurationError: arrays of different length, none at all, NaN or infinite ratings, counts not above 0,
+                weights below 0, a callback that changes the model.
             DivergedError: the loss is not finite.
         """
         if self.early_stopping and validation is None:
             raise ConfigurationError("early_stopping needs validation=(users, items, ratings) to see when to stop.")
-        self._fresh()
-        goes_on = self.resume is not None
-        return self._learn((users, items, ratings), self.epochs, self.schedule, validation, goes_on)
+        with self._alone():
+            self._fresh()
+            goes_on = self.resume is not None
+            return self._learn((users, items, ratings), sample_weight, self.epochs, self.schedule, validation, goes_on)
 
-    def partial_fit(self, users: Any, items: Any = None, ratings: Any = None) -> MatrixFactorization:
+    def partial_fit(
+        self, users: Any, items: Any = None, ratings: Any = None, *, sample_weight: Any = None
+    ) -> MatrixFactorization:
         """One more sweep, over these ratings only; users and items never met before get rows of their own.
 
         The mean and the scale stay those of the first ratings ever given; a "linear" rate, whose end nobody knows here,
         does not fall. Arguments and errors as in `fit`.
         """
         schedule = "constant" if self.schedule == "linear" else self.schedule
-        return self._learn((users, items, ratings), len(self.history_) + 1, schedule)
+        with self._alone():
+            return self._learn((users, items, ratings), sample_weight, len(self.history_) + 1, schedule)
+
+    def fold_in(
+        self, users: Any, items: Any = None, ratings: Any = None, *, side: str = "users", sample_weight: Any = None
+    ) -> MatrixFactorization:
+        """Give new users (or items) their rows without a sweep: those that fit their ratings best beside the items' rows.
+
+        The items' rows and the mean stay. For a user with ratings r of weight w it is one small ridge regression:
+
+            minimise Σ w ((r − mean − item bias − user bias − p · q)² + regularization (p² + user bias²))
+
+        in the scale of the fit. `predict` and `recommend` know the user from then on. The row of a user who is known is
+        replaced: give all ratings of that user. Threads may call this at once, beside `predict` and `recommend`.
+
+        Args:
+            users, items, ratings, sample_weight: as in `fit`.
+            side: who is folded in, "users" or "items".
+
+        Raises:
+            ConfigurationError: nothing is learnt yet or a fit is under way, an unknown id on the other side, no ratings,
+                loss="bpr" (use `partial_fit`), or what `fit` refuses.
+
+        >>> users, items = np.divmod(np.arange(400), 20)
+        >>> model = MatrixFactorization(factors=4, threads=1).fit(users, items, 1.0 + items % 5)
+        >>> bool(model.fold_in([20, 20, 20], [0, 1, 4], [1.0, 2.0, 5.0]).predict(20, 9) > 4)
+        True
+        """
+        self._check_fitted()
+        if self.loss == "bpr":
+            raise ConfigurationError("fold_in needs loss='squared'; under 'bpr' give the new pairs to partial_fit.")
+        users, items, ratings, weights = weighed(triples(users, items, ratings), sample_weight)
+        if ratings is None:
+            raise ConfigurationError("fold_in needs the ratings.")
+        by_user = one_of("side", side, SIDES) == "users"
+        new, old = (self._users, self._items) if by_user else (self._items, self._users)
+        ids, others = (users, items) if by_user else (items, users)
+        known = old.rows(others)
+        if (known < 0).any():
+            raise ConfigurationError(
+                f"the model knows no {SIDES[by_user]} {np.unique(others[known < 0]).tolist()[:5]}, and fold_in makes rows for "
+                f"{side} only: fold these in first, or leave their ratings out."
+            )
+        names, who = np.unique(new.ids.as_known(ids), return_inverse=True)
+
+        def beside(part: NDArray[Any]) -> NDArray[np.float64]:
+            ones = np.full((len(part), 1), float(self.biases))
+            return np.hstack([old.factors[known[part]], ones])
+
+        targets = (ratings - self.mean_) / self._scale - old.biases[known]
+        each = np.ones(len(who)) if weights is None else weights
+        solved = fold(who, len(names), beside, targets, each, self.regularization)
+        with _change:
+            self._check_idle()
+            rows = new.put(names, solved)[who]
+            self._note(*((rows, known) if by_user else (known, rows)))
+        return self
 
     def _fresh(self) -> None:
         Recommender.__init__(self, self.factors)
@@ -159,22 +231,44 @@ class MatrixFactorization(Shown, Recommender):
         self._report: Report | None = None
         self.history_: list[Epoch] = []
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with _change:
+            self._check_idle()
+            _learning.add(self)
+        try:
+            yield
+        finally:
+            _learning.discard(self)
+
+    def _check_idle(self) -> None:
+        if self in _learning:
+            raise ConfigurationError(
+                "this factorisation is learning now, in another thread or around this callback; change it when that is over."
+            )
+
     def _learn(
-        self, given: tuple[Any, Any, Any], epochs: int, schedule: str, validation: Any = None, goes_on: bool = False
+        self,
+        given: tuple[Any, Any, Any],
+        sample_weight: Any,
+        epochs: int,
+        schedule: str,
+        validation: Any = None,
+        goes_on: bool = False,
     ) -> MatrixFactorization:
         threads = thread_count(self.threads)
-        users, items, ratings = triples(*given)
+        users, items, ratings, weights = weighed(triples(*given), sample_weight)
         users, items = self._users.ids.as_known(users), self._items.ids.as_known(items)  # before anything is learnt
-        numbers = self._numbers(users, ratings)
+        numbers = self._numbers(users, ratings, weights)
         rng = np.random.default_rng((self.seed, len(self._pairs)))
         self._pairs.append((self._users.learn(users, rng, threads), self._items.learn(items, rng, threads)))
         falling = Falling(rate(schedule, lr=self.lr))
         best = Best(self.early_stopping, lambda: [side.copy_of_table() for side in (self._users, self._items)])
-        checkpoint = self._checkpoint(numbers)
+        checkpoint = self._checkpoint(numbers, weights)
         if goes_on:
             self._go_on(checkpoint, falling, best)
         first = len(self.history_)
-        training = self._training(numbers, threads)
+        training = self._training(numbers, threads, weights)
         layout = training.layout
         if self.model == "auto" and not self.deterministic:
             training.doubt(epochs - first)
@@ -189,7 +283,7 @@ class MatrixFactorization(Shown, Recommender):
             seconds = time.perf_counter() - began
             self.threads_ = training.winner
             score = None if validation is None else self.score(*validation)
-            loss *= self._scale**2 / len(numbers)
+            loss *= self._scale**2 / weight_of(numbers, weights)
             falling.see(loss)
             best.see(score)
             return Epoch(number, float(lrs[order[-1]]), loss, len(numbers), seconds, tuple(done), score)
@@ -232,7 +326,9 @@ class MatrixFactorization(Shown, Recommender):
             )
         return self._report
 
-    def _numbers(self, users: NDArray[Any], ratings: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    def _numbers(
+        self, users: NDArray[Any], ratings: NDArray[np.float32] | None, weights: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
         """The ratings, whose mean and scale are noted if they are the first; under "bpr" nothing but as many zeros."""
         if self.loss == "bpr":
             if ratings is not None and not (ratings > 0).all():
@@ -247,13 +343,16 @@ class MatrixFactorization(Shown, Recommender):
                 "ratings are missing; loss='squared' learns from them, loss='bpr' from pairs alone."
             )
         if not self._pairs:
-            self.mean_, deviation = moments(ratings)
+            self.mean_, deviation = moments(ratings, weights)
             self._scale = deviation or 1.0
         return ratings
 
-    def _training(self, numbers: NDArray[np.float32], threads: int = 1) -> Training:
+    def _training(
+        self, numbers: NDArray[np.float32], threads: int = 1, weights: NDArray[np.float32] | None = None
+    ) -> Training:
         """Of the pairs that came last."""
-        given, shape = Triples(*self._pairs[-1], numbers), (len(self._users), len(self._items))
+        dealt: Any = numbers if weights is None else np.arange(len(numbers))  # of which both columns are then taken
+        given, shape = Triples(*self._pairs[-1], dealt), (len(self._users), len(self._items))
         row_bytes = self._users.table.strides[0]
 
         def lay(given: Triples, shape: tuple[int, int]) -> Layout:
@@ -263,6 +362,9 @@ class MatrixFactorization(Shown, Recommender):
 
         few = self.loss == "squared" and len(numbers) < max(shape)
         layout = of_few(given, lay) if few else lay(given, shape)
+        if weights is not None:
+            dealt = layout.ratings
+            layout = replace(layout, ratings=numbers[dealt], weights=weights[dealt])
         if self.loss == "squared":
             standardise(layout.ratings, self.mean_, self._scale, threads)
         step = Step(
@@ -276,11 +378,12 @@ class MatrixFactorization(Shown, Recommender):
 
     # Keeping
 
-    def _checkpoint(self, numbers: NDArray[np.float32]) -> Checkpoint:
+    def _checkpoint(self, numbers: NDArray[np.float32], weights: NDArray[np.float32] | None) -> Checkpoint:
         names = ("factors", "loss", "optimizer", "lr", "schedule", "regularization", "biases", "deterministic", "seed",
                  *(["epochs"] if self.schedule == "linear" else []))  # fmt: skip
         counts = {"users": len(self._users), "items": len(self._items), "ratings": len(numbers)}
-        return Checkpoint(self, names, (*self._pairs[-1], numbers), family="factorisation", **counts)
+        data = (*self._pairs[-1], numbers, *(() if weights is None else (weights,)))
+        return Checkpoint(self, names, data, family="factorisation", **counts)
 
     def _save(self, checkpoint: Checkpoint, falling: Falling, best: Best) -> None:
         tables = [self._users.table, self._items.table, *(best.tables or ())]

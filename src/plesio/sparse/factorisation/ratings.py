@@ -41,6 +41,28 @@ def triples(users: Any, items: Any, ratings: Any) -> tuple[NDArray[Any], NDArray
     return users, items, ratings
 
 
+def weighed(given: tuple[Any, Any, Any], sample_weight: Any) -> tuple[Any, Any, Any, NDArray[np.float32] | None]:
+    """Users, items and ratings with the weight of each, without those that weigh nothing; all weigh 1 if there is None.
+
+    Raises ConfigurationError: not a weight for each, one that is negative or not finite in float32, or nothing but zeros.
+    """
+    if sample_weight is None:
+        return *given, None
+    weights = finite(sample_weight, "weight")
+    if len(weights) != len(given[0]):
+        raise ConfigurationError(
+            f"sample_weight has {len(weights)} entries for {len(given[0])} ratings; give one each."
+        )
+    there = weights > 0
+    if (weights < 0).any() or not there.any():
+        raise ConfigurationError(
+            f"the weights are {weights.min():g} to {weights.max():g}; allowed are 0 (leaves a rating out) and above, and not "
+            "0 for all."
+        )
+    users, items, ratings = (None if one is None else one[there] for one in given)
+    return users, items, ratings, weights[there]
+
+
 def column(ids: Any, what: str) -> NDArray[Any]:
     """One-dimensional ids: whole numbers (also when stored as floats), or anything that can be sorted, such as strings.
 
@@ -80,21 +102,23 @@ def _type_of(ids: NDArray[Any]) -> str:
     return ids.dtype.name if ids.dtype.kind in "iumM" else type(ids[:1].tolist()[0]).__name__
 
 
-def finite(ratings: ArrayLike) -> NDArray[np.float32]:
-    """Ratings as float32. Raises ConfigurationError, with the place, if one is NaN or infinite there."""
-    array = np.asarray(ratings)
+def finite(numbers: ArrayLike, what: str = "rating") -> NDArray[np.float32]:
+    """Ratings, or weights, as float32. Raises ConfigurationError, with the place, if one is NaN or infinite there."""
+    array = np.asarray(numbers)
     if array.ndim != 1 or array.dtype.kind not in "fiub":
-        raise ConfigurationError(f"ratings have shape {array.shape} and type {array.dtype}; allowed: n numbers.")
+        raise ConfigurationError(f"{what}s have shape {array.shape} and type {array.dtype}; allowed: n numbers.")
     with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32, copy=False)
-    if not np.isfinite(numbers).all():
-        at = int(np.flatnonzero(~np.isfinite(numbers))[0])
-        raise ConfigurationError(f"rating {at} is {array[at]}; ratings must be finite numbers: drop or repair it.")
-    return numbers
+        short = array.astype(np.float32, copy=False)
+    if not np.isfinite(short).all():
+        at = int(np.flatnonzero(~np.isfinite(short))[0])
+        raise ConfigurationError(f"{what} {at} is {array[at]}; {what}s must be finite numbers: drop or repair it.")
+    return short
 
 
-def moments(ratings: NDArray[np.float32]) -> tuple[float, float]:
-    """Mean and standard deviation, in one pass of blocks that stay in the cache; a deviation of 0 is 0 exactly.
+def moments(ratings: NDArray[np.float32], weights: NDArray[np.float32] | None = None) -> tuple[float, float]:
+    """Mean and standard deviation, weighted if there are weights, in one pass of blocks that stay in the cache.
+
+    A deviation of 0 is 0 exactly.
 
     Not by a scalar product: BLAS takes threads of its own for it, whose number decides the last bits.
 
@@ -106,10 +130,17 @@ def moments(ratings: NDArray[np.float32]) -> tuple[float, float]:
     for start in range(0, len(ratings), BLOCK):
         some = ratings[start : start + BLOCK]
         block = np.subtract(some, origin, out=memory[: len(some)], dtype=np.float64)
-        total += float(block.sum())
-        squares += float(np.square(block, out=block).sum())
-    mean = total / len(ratings)
-    return origin + mean, math.sqrt(max(squares / len(ratings) - mean**2, 0.0))
+        parts = block if weights is None else block * weights[start : start + BLOCK]
+        total += float(parts.sum())
+        squares += float(np.multiply(block, parts, out=block).sum())
+    whole = weight_of(ratings, weights)
+    mean = total / whole
+    return origin + mean, math.sqrt(max(squares / whole - mean**2, 0.0))
+
+
+def weight_of(ratings: NDArray[np.float32], weights: NDArray[np.float32] | None) -> float:
+    """Of all ratings; each weighs 1 if there are no weights."""
+    return float(len(ratings) if weights is None else weights.sum(dtype=np.float64))
 
 
 def standardise(ratings: NDArray[np.float32], mean: float, deviation: float, threads: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,9 +94,9 @@ class Recommender:
                 f"user={user!r}: allowed is one user; for more, [model.recommend(user) for user in users]."
             )
         row = int(self._users.rows(column([user], "user"))[0])
-        scores = self._ranking(row)
-        if exclude_seen and row >= 0:
-            scores[self._seen_items().of(row)] = -np.inf
+        seen = self._seen_items().of(row) if exclude_seen and row >= 0 else np.zeros(0, np.uint32)
+        scores = self._ranking(row)  # after `seen`: it has at least these items, if another thread folds some in now
+        scores[seen] = -np.inf
         best = np.argsort(-scores, kind="stable")[:n]
         best = best[scores[best] > -np.inf]
         return self._items.ids.names[best], scores[best]
@@ -133,11 +134,12 @@ class Recommender:
 
     def _ranking(self, user: int) -> NDArray[np.float32]:
         """A score for every item, -inf for rows that are nobody's; those of an unknown user are the biases."""
-        scores = self._items.biases.copy()
+        items = copy(self._items)  # as many as there are now
+        scores = items.biases.copy()
         if user >= 0:
-            scores += self._items.factors @ self._users.factors[user] + self._users.biases[user]
+            scores += items.factors @ self._users.factors[user] + self._users.biases[user]
         scores = scores * np.float32(self._scale) + np.float32(self.mean_)
-        scores[~self._items.met] = -np.inf
+        scores[~items.met] = -np.inf
         return scores
 
     def _rows(self, users: Any, items: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -157,6 +159,14 @@ class Recommender:
             users, items = (np.concatenate(rows) for rows in zip(*self._pairs, strict=True))
             self._seen = len(self._pairs), Seen(users, items, (len(self._users), len(self._items)))
         return self._seen[1]
+
+    def _note(self, users: NDArray[Any], items: NDArray[Any]) -> None:
+        """Pairs that nothing was learnt from by sweeps. Before the others: the last are those of the last fit."""
+        sorted_, self._seen = self._seen, None
+        self._pairs.insert(0, (users.astype(np.uint32), items.astype(np.uint32)))
+        if sorted_ is not None and sorted_[0] == len(self._pairs) - 1:  # all others need not be sorted anew
+            sorted_[1].add(users, items)
+            self._seen = len(self._pairs), sorted_[1]
 
     def to_torch(self) -> nn.Module:
         """The same model as a `torch.nn.Module`: rows of users and of items (not ids) to ratings, trained densely.

@@ -66,6 +66,17 @@ class Side:
         by_shares(cuts, lambda first, stop: _meet(rows, first, stop, met, table, key, self._factors, self._head))
         return rows
 
+    def put(self, ids: NDArray[Any], solved: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The rows of `ids`, each there once, with these factors, then the bias, instead of what they had; state 1."""
+        self.ids.learn(ids)
+        self._grow(len(self.ids))
+        rows, fresh = self.ids.rows(ids), self._zeros(len(ids))
+        fresh[:, : self._factors], fresh[:, self._head : self._head + 2] = solved[:, :-1], 1
+        fresh[:, self._head] = solved[:, -1]
+        self.table[rows] = fresh
+        self.met[rows] = True  # last: until then they are nobody's to those who read
+        return rows
+
     def _grow(self, rows: int) -> None:
         """By half at least: rows that come a few at a time are not all copied for each."""
         if rows > len(self._room):
@@ -77,8 +88,9 @@ class Side:
 
     def rows(self, ids: NDArray[Any]) -> NDArray[np.int64]:
         """The row of each id, -1 for those never met."""
-        rows = self.ids.rows(ids)
-        return np.where((rows >= 0) & self.met[rows], rows, -1)
+        rows, met = self.ids.rows(ids), self.met
+        rows = np.where(rows < len(met), rows, -1)  # another thread has just learnt the id and makes its row
+        return np.where((rows >= 0) & met[rows], rows, -1)
 
     def copy_of_table(self) -> NDArray[np.float32]:
         copy = self._zeros(len(self))

@@ -64,12 +64,12 @@ class Training:
         layout, step = self.layout, self.step
         if self.rivals is None:
             return pool(threads).run(
-                lambda thread: squared(work, tables, step, layout.users, layout.items, layout.ratings)
+                lambda thread: squared(work, tables, step, layout.users, layout.items, layout.ratings, layout.weights)
             )
         rivals = self.rivals._replace(key=np.uint64(key))
         drawn = np.empty((threads, 4 * AHEAD), np.uint32)  # no cache line has two threads' draws
         return pool(threads).run(
-            lambda thread: bpr(work, tables, step, layout.users, layout.items, rivals, drawn[thread])
+            lambda thread: bpr(work, tables, step, layout.users, layout.items, layout.weights, rivals, drawn[thread])
         )
 
 

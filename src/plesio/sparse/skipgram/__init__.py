@@ -1,6 +1,7 @@
 """word2vec: skip-gram and CBOW with negative sampling.
 
-`step` is the arithmetic, `deal` makes steps of text, `training` lets threads do them, `estimator` is what a user sees.
+`step` is the arithmetic, `deal` makes steps of text, `training` lets threads do them, `vocabulary` counts words over several
+texts, `estimator` is what a user sees.
 """
 
 from plesio.sparse.keyed_vectors import KeyedVectors

@@ -27,6 +27,7 @@ from plesio.sparse.skipgram.deal import Rules, Text
 from plesio.sparse.skipgram.step import Model
 from plesio.sparse.skipgram.tables import alias, keep, sigmoid
 from plesio.sparse.skipgram.training import PARTS, Epochs, Hand, Turns, Work, chosen, seeds
+from plesio.sparse.skipgram.vocabulary import Vocabulary
 from plesio.sparse.threads import thread_count
 
 CHUNK_TOKENS = 8192
@@ -90,6 +91,8 @@ class SkipGram(Shown):
     model_: str
     threads_: int
     _fitted: Work
+    _corpus: Corpus
+    _vocabulary: Vocabulary | None  # None after a fit until it is needed: many fits never do
     _report: Report | None
 
     def __init__(
@@ -128,7 +131,7 @@ class SkipGram(Shown):
             raise ConfigurationError(
                 f"min_lr={min_lr!r} is above lr={lr!r}; allowed is at most lr: the rate falls to it."
             )
-        self._lr = rate("linear", lr=self.lr)
+        rate("linear", lr=self.lr)  # complains now
 
     def fit(self, sentences: Sentences) -> SkipGram:
         """Learn from lists of words, a text file with a sentence a line, or a corpus or its folder; itself.
@@ -138,8 +141,71 @@ class SkipGram(Shown):
         Raises ConfigurationError if there is too little to learn from.
         """
         corpus = read_corpus(sentences)
-        words = self._frequent(corpus)
-        work = self._work(corpus, len(words))
+        return self._learn(corpus, self._work(corpus, len(self._frequent(corpus))))
+
+    def partial_fit(self, sentences: Sentences) -> SkipGram:
+        """One more sweep, over this text only; words that are frequent enough by now get vectors, after the old ones; itself.
+
+        The text is counted first, each time, unless `build_vocab` counted it. The rate stays at `lr`, as nobody knows where
+        its fall would end. The text's numbers and a copy of the model are held in memory; an error leaves the model as it was. There is no
+        checkpoint of it: pickle the model.
+
+        Arguments and errors as in `fit`. Vectors in `wv` that you changed count; other words there, or another `vector_size`,
+        are an error.
+
+        >>> text = [["sun", "moon", "star"], ["bread", "milk", "honey"]] * 200
+        >>> skipgram = SkipGram(vector_size=16, min_count=2, threads=1).fit(text)
+        >>> skipgram.partial_fit([["comet", "star", "moon"]] * 50).wv.get_vecattr("star", "count")
+        250
+        >>> skipgram.wv.index_to_key[-1]
+        'comet'
+        """
+        return self._learn(*self._grown(sentences))
+
+    def build_vocab(self, sentences: Sentences, update: bool = False) -> SkipGram:
+        """Count the words of a text and give those that are frequent enough a vector, without training; itself.
+
+        With `update` to what was counted before: old words keep their vectors and places, and `min_count` is for the sum over
+        all texts, those of words too rare so far included. The draws of negatives and the leaving out of frequent words go by
+        these sums, too. `partial_fit` then trains on this text, as often as you like, without counting it again.
+
+        Raises ConfigurationError without `update` if there is a vocabulary, with it if there is none, and as `fit` does.
+        """
+        if update != ("_fitted" in vars(self)):
+            there = "there is none to update: call fit() or build_vocab(sentences) first"
+            raise ConfigurationError(
+                f"build_vocab(update={update}), but {there if update else 'there is a vocabulary: update=True adds to it'}."
+            )
+        corpus, work, vocabulary = self._grown(sentences, once=True)
+        if not update:
+            self.model_, self.threads_, self.history_ = "shared", 1, []
+        return self._take(corpus, work, vocabulary)
+
+    def _grown(self, sentences: Sentences, once: bool = False) -> tuple[Corpus, Work, Vocabulary]:
+        """A text by rows, and a copy of the model with rows for new words."""
+        given, old = read_corpus(sentences), Vocabulary()
+        if "_fitted" in vars(self):
+            old = self._vocabulary or Vocabulary.of(self._corpus, len(self._fitted.rules.keep))
+            if self.wv.index_to_key != list(old.row_of) or self.wv.vector_size != self.vector_size:
+                raise ConfigurationError(
+                    f"wv has {len(self.wv)} words and vectors of {self.wv.vector_size} numbers; allowed are the words learnt "
+                    f"({len(old.row_of)}), in their order, and vector_size={self.vector_size}."
+                )
+        vocabulary = old.plus(given, self.min_count, once)
+        self._check(len(vocabulary.row_of), given, trains=not once)
+        corpus = vocabulary.number(given)
+        work = self._work(corpus, len(corpus.words))
+        if old.row_of:
+            self._rows(work.model.inputs)[: len(old.row_of)] = self.wv.vectors
+            work.model.outputs[: self._fitted.model.outputs.size] = self._fitted.model.outputs
+        return corpus, work, vocabulary
+
+    def _learn(self, corpus: Corpus, work: Work, vocabulary: Vocabulary | None = None) -> SkipGram:
+        """From the beginning; with a vocabulary, one epoch more."""
+        anew = vocabulary is None
+        history: list[Epoch] = [] if anew else list(vars(self).get("history_", []))
+        epochs = self.epochs if anew else len(history) + 1
+        words = corpus.words[: len(work.rules.keep)]
         chunks = len(work.text.chunks) - 1
         checkpoint = Checkpoint(
             self,
@@ -149,32 +215,36 @@ class SkipGram(Shown):
             vocabulary=xxh3_64_hexdigest("\n".join(words).encode()),
         )
         tables = {"inputs": work.model.inputs, "outputs": work.model.outputs}
-        history: list[Epoch] = []
-        if self.resume is not None:
+        if self.resume is not None and anew:
             kept, _, history = checkpoint.load()
             for name, table in tables.items():
                 table[:] = kept[name]
-        self.model_, self.threads_ = self._chosen(work)
+        self.model_, self.threads_ = self._chosen(work, self.epochs if anew else 1)
         sweep = Epochs(work, self.threads_, self.deterministic and self._parts(len(words)) > 1)
 
         def one(number: int) -> Epoch:
-            turns = self._turns(work.text, number)
+            turns = self._turns(work.text, number, "linear" if anew else "constant")
             began = time.perf_counter()
             loss, tokens = sweep(turns)
             seconds = time.perf_counter() - began
             return Epoch(number, float(turns.lrs[chunks - 1]), loss, sum(tokens), seconds, tuple(tokens))
 
         run_epochs(
-            range(len(history), self.epochs),
+            range(len(history), epochs),
             one,
             callbacks=self.callbacks,
             progress=self.progress,
             label="cbow" if self.cbow else "skip-gram",
-            save=lambda: checkpoint.save(tables, history),
+            save=lambda: checkpoint.save(tables, history) if anew else None,
             history=history,
         )
-        self._fitted, self._report, self.history_ = work, None, history
-        self.wv = KeyedVectors(words, self._rows(work.model.inputs), corpus.counts[: len(words)])
+        self.history_ = history
+        return self._take(corpus, work, vocabulary)
+
+    def _take(self, corpus: Corpus, work: Work, vocabulary: Vocabulary | None) -> SkipGram:
+        self._fitted, self._corpus, self._vocabulary, self._report = work, corpus, vocabulary, None
+        words = len(work.rules.keep)
+        self.wv = KeyedVectors(corpus.words[:words], self._rows(work.model.inputs), corpus.counts[:words])
         return self
 
     @property
@@ -232,17 +302,20 @@ class SkipGram(Shown):
     def _frequent(self, corpus: Corpus) -> list[str]:
         """The words that occur often enough: a head of the vocabulary."""
         enough = int(np.count_nonzero(corpus.counts >= self.min_count))
+        self._check(enough, corpus)
+        return corpus.words[:enough]
+
+    def _check(self, enough: int, corpus: Corpus, trains: bool = True) -> None:
         if enough < 2:
             raise ConfigurationError(
                 f"{enough} of {len(corpus.words):,} different words occur at least min_count={self.min_count} times in "
                 f"{len(corpus):,} words of text; word vectors need two: lower min_count, or give more text."
             )
-        if longest(corpus.sentences) < 2:
+        if trains and longest(corpus.sentences) < 2:
             raise ConfigurationError(
                 f"none of the {len(corpus.sentences) - 1:,} sentences has two words; the context of a word is the rest of "
                 "its sentence: give longer ones."
             )
-        return corpus.words[:enough]
 
     def _work(self, corpus: Corpus, words: int) -> Work:
         size = min(CHUNK_TOKENS, max(256, len(corpus) // 256))
@@ -271,20 +344,20 @@ class SkipGram(Shown):
         """Into how many parts the words are dealt for a schedule without conflicts: two words each, or it is no use."""
         return PARTS if self.deterministic and not self.cbow and words >= 2 * PARTS else 1
 
-    def _turns(self, text: Text, epoch: int) -> Turns:
+    def _turns(self, text: Text, epoch: int, schedule: str = "linear") -> Turns:
         chunks = len(text.chunks) - 1
         order = chunk_order(chunks, self.seed, epoch)
         tokens = np.diff(text.sentences[text.chunks])[order]
         total = len(text.tokens)
         before = np.cumsum(tokens) - tokens + epoch * total
-        lrs = np.maximum(self._lr.over(epoch, before, total * self.epochs), self.min_lr)
+        lrs = np.maximum(rate(schedule, lr=self.lr).over(epoch, before, total * self.epochs), self.min_lr)
         return Turns(order, lrs.astype(np.float32), seeds(chunks, self.seed, epoch))
 
-    def _chosen(self, work: Work) -> tuple[str, int]:
+    def _chosen(self, work: Work, epochs: int) -> tuple[str, int]:
         threads = thread_count(self.threads)
         if self.deterministic:
             return "shared", min(threads, self._parts(len(work.rules.keep)))
         if self.model != "auto":
             return self.model, threads
-        found = chosen(work, self._turns(work.text, 0), self.epochs, threads)
+        found = chosen(work, self._turns(work.text, 0), epochs, threads)
         return found.model, found.threads
