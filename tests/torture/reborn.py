@@ -11,8 +11,8 @@
 | `Survivor`: parameters and buffer    | program, sequencer, sessions, what it knows of slots (`FORKED`)     |
 | the log (the real one), the pipe     | the log's own place in it; memory that it laid out itself (`MEMORY`) |
 
-A deep copy stands for the fork. At a switch to another phase the memory is laid out anew. `Witness` sees to it that the reborn server does what the dead one did, and shows the
-oracle only what comes after: to it there was one server.
+A deep copy stands for the fork. At a switch to another phase the memory is laid out anew. `Witness` sees to it that the reborn
+server does what the dead one did, and shows the oracle only what comes after: to it there was one server.
 """
 
 from __future__ import annotations
