@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -16,6 +17,9 @@ import pytest
 import torch
 
 import plesio as ps
+from plesio.launch.local.durable_server import DurableServer
+from plesio.memory import machine
+from plesio.memory.blocks import Blocks
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from support import loops, remote
@@ -46,7 +50,7 @@ def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: i
     faults = [ps.Kill(None, after_s=each) for each in at_s]
     train = partial(chancy, **{"epochs": EPOCHS, **more})
     run = ps.run(train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60)
-    assert not [one for one in run.incidents if not WENT_ON.fullmatch(one.what)]
+    assert not [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what) and "switched" not in one.what]
     return run
 
 
@@ -61,6 +65,60 @@ def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path
     assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
     assert 1 <= len(run.incidents) <= 3
     check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
+
+
+WARMED_UP = 1 + 2 * 3
+"""How often the memory has turned to a phase before the first switch: to begin, and to load the kernels of the others."""
+PHASES = ps.phases(ps.sync_sgd(), (8, ps.local_sgd(2)), (14, ps.async_sgd()), (40, ps.diloco(2, codec="int8")))
+
+
+@pytest.mark.parametrize("kind", but_slow(["adam", "sgd"], {"adam"}))
+def test_a_server_that_is_killed_around_a_switch_does_it_again(kind: str, tmp_path: Path) -> None:
+    """The optimizer goes from the server to the workers and back, by what they left."""
+    run = survived(PHASES, tmp_path, kills=4, seed=3, kind=kind)
+    said = [one.what for one in run.incidents if one.what.startswith("switched")]
+    assert [one.split(" at version")[0] for one in said] == [
+        f"switched from {one.name} to {two.name}" for one, two in itertools.pairwise(PHASES.phases)
+    ]
+    assert run.steps == EPOCHS * BATCHES
+    check_nothing_lost(run, partial(chancy, epochs=EPOCHS, kind=kind))
+
+
+MOMENTS: dict[str, tuple[Any, str, bool]] = {
+    "before its state is taken over": (machine, "take_over", True),
+    "before workers are given theirs": (machine.Machine, "_give", True),
+    "when they were given theirs": (machine.Machine, "_give", False),
+    "when one was answered": (DurableServer, "granted", False),
+    "before there is a spare that knows of it": (DurableServer, "_renew", True),
+}
+
+
+@pytest.mark.parametrize("when", but_slow(MOMENTS, [*MOMENTS][2::2]))
+def test_a_server_dies_in_a_switch(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second one, where the optimizer goes from the workers to the server."""
+    where, name, before = MOMENTS[when]
+    do, turn_to, died = getattr(where, name), Blocks.turn_to, tmp_path / "died"
+    turned: list[int] = []
+
+    def turns(blocks: Blocks, phase: int) -> None:
+        turned.append(phase)
+        turn_to(blocks, phase)
+
+    def dies(*about: Any) -> Any:
+        result = None if before else do(*about)
+        if len(turned) == WARMED_UP + 2 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return do(*about) if before else result
+
+    monkeypatch.setattr(Blocks, "turn_to", turns)
+    monkeypatch.setattr(where, name, dies)
+    train = partial(chancy, epochs=EPOCHS, kind="adam")
+    run = ps.run(train, PHASES, workers=3, runs=tmp_path, durability="process", timeout_s=60)
+    assert died.exists()
+    assert [bool(WENT_ON.fullmatch(one.what)) for one in run.incidents].count(True) == 1
+    monkeypatch.undo()
+    check_nothing_lost(run, train)
 
 
 def in_turn(*todo: Callable[[], object], every_s: float = 0.3) -> Callable[[ps.Live], None]:

@@ -47,6 +47,7 @@ BREAKS = {
     ),
     "clocks go on over a switch": ("the core stopped", "nobody is more than"),
     "the phase is missing from the checkpoint": ("a checkpoint is of the phase that holds",),
+    "a switch is not done again": ("memory is of the phase that holds",),
     "acknowledged before copied": (
         "who goes on does so from the newest version",
         "what is folded is what the order names",

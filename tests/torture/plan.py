@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from conformance.table import makers
 from plesio.errors import ConfigurationError, StrategyError
@@ -148,22 +148,26 @@ def draw_with_deaths(seed: int, workers: int | None = None, contributions: int |
     return replace(plan, faults=plan.faults | {DEATHS})
 
 
-def draw_with_switches(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
-    """The plan of `seed` for a strategy of several phases, some of which begin at a version; its server may die and be reborn.
+def draw_with_switches(
+    seed: int, workers: int | None = None, contributions: int | None = None, *, deaths: bool = False
+) -> Plan:
+    """The plan of `seed` for a strategy of several phases, some of which begin at a version; its server may die and be reborn,
+    and with `deaths` does.
 
     >>> plan = draw_with_switches(7)
     >>> len(plan.strategy.phases) > 1, plan == draw_with_switches(7)
     (True, True)
     """
     plan, rng = draw(seed, workers, contributions), random.Random(f"switches {seed}")
-    faults = plan.faults | {SWITCHES} | ({DEATHS} if rng.random() < 0.6 else set())
+    faults = plan.faults | {SWITCHES} | ({DEATHS} if rng.random() < 0.6 or deaths else set())
     level = rng.choice((Level.RECEIVED, Level.APPLIED))  # a checkpoint waits for the drain, which is not to wait for it
     return replace(plan, faults=faults, level=level, strategy=_phases(rng, plan.workers, plan.contributions))
 
 
 def way_to_draw(tables: bool, deaths: bool, switches: bool) -> Callable[[int, int | None, int | None], Plan]:
     """The one of the above that these settings stand for."""
-    return draw_with_rows if tables else draw_with_switches if switches else draw_with_deaths if deaths else draw
+    both = partial(draw_with_switches, deaths=True) if deaths else draw_with_switches
+    return draw_with_rows if tables else both if switches else draw_with_deaths if deaths else draw
 
 
 def _phases(rng: random.Random, workers: int, contributions: int) -> Strategy:

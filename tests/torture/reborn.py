@@ -9,10 +9,10 @@
 | outlives the process                 | dies with it, and is the spare's from then on                      |
 | ------------------------------------ | ------------------------------------------------------------------ |
 | `Survivor`: parameters and buffer    | program, sequencer, sessions, what it knows of slots (`FORKED`)     |
-| the log (the real one), the pipe     | the log's own place in it                                          |
+| the log (the real one), the pipe     | the log's own place in it; memory that it laid out itself (`MEMORY`) |
 
-A deep copy stands for the fork. `Witness` sees to it that the reborn server does what the dead one did, and shows the
-oracle only what comes after: to it there was one server.
+A deep copy stands for the fork. At a switch to another phase the memory is laid out anew. `Witness` sees to it that the reborn
+server does what the dead one did, and shows the oracle only what comes after: to it there was one server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plesio.core.events import Effect, Event, Fold, Joined
+from plesio.core.events import Effect, Event, Fold, Joined, Switch
 from plesio.host.recovery_log import _FREE, RecoveryLog
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken
@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 
 LETTERS, TICK, CHECKPOINT = range(3)
 """What a turn is about."""
-FORKED = ("sequencer", "service", "program", "_actions", "_event", "_payload", "_slots", "log", "oracle", "_effects")
-"""What a fork copies, of which the dead process' is lost."""
+MEMORY = ("model", "_buffer", "survivor", "_laid_out_for")
+"""What lies in memory that a fork shares."""
+FORKED = (
+    "sequencer", "service", "program", "_actions", "_event", "_payload", "_slots", "log", "oracle", "_effects", *MEMORY
+)  # fmt: skip
+"""What a fork copies, of which the dead process' is lost; of the memory, where it lies."""
 WAKES_S = 0.03
 AGAIN = 0.2
 """How likely it dies once more while it recovers, or soon after."""
@@ -199,6 +203,7 @@ class Reborn(Server):
         super().__init__(world, epoch, clock)
         rng, parts = world.rng, world.parts
         self.survivor = parts.survivor(self.model, self._buffer, self._boundary)
+        self._laid_out_for = self.program.phase
         self.log = parts.log(_FREE + (1 << rng.randint(10, 14)), self._boundary)
         self.oracle: Any = Witness(world.oracle)
         self._spares: list[dict[str, Any]] = []
@@ -264,6 +269,19 @@ class Reborn(Server):
 
     # What is done through the log
 
+    def do(self, effect: Effect) -> None:
+        super().do(effect)
+        if isinstance(effect, Switch):
+            self._lay_out(effect.phase)
+
+    def _lay_out(self, phase: int) -> None:
+        """What lay in memory goes on in memory of this process's own, for this phase. Whoever takes over does it again."""
+        self.model, self._buffer = Model.restore(self.model.state()), []
+        self._boundary()
+        self.survivor = self.world.parts.survivor(self.model, self._buffer, self._boundary)
+        self._laid_out_for = phase
+        self.world.oracle.model = self.model
+
     def _hold(self, payload: int) -> None:
         self._change(partial(super()._hold, payload))
 
@@ -272,6 +290,8 @@ class Reborn(Server):
 
     def _change(self, change: Callable[[], None]) -> None:
         self._effects += 1
+        if self._laid_out_for != self.program.phase:
+            raise PromiseBroken(f"memory is of the phase that holds: {self.program.phase}, not {self._laid_out_for}")
         self.log.once(partial(self.survivor.do, self._effects, change))
 
     def _added(self) -> None:
@@ -314,7 +334,8 @@ class Reborn(Server):
         self._dies_at = boundary
 
     def _saw(self, event: Event, effects: list[Effect]) -> None:
-        self._wants_spare |= type(event) is Joined  # as if descriptors had come with it
+        """A new spare is wanted, as if descriptors had come with who joins; and for memory that the old one does not know."""
+        self._wants_spare |= type(event) is Joined or any(type(one) is Switch for one in effects)
         super()._saw(event, effects)
 
     def _crash(self) -> None:
@@ -350,6 +371,7 @@ class Reborn(Server):
         spare = self._spare()
         assert spare is not None
         vars(self).update(self._copy(spare))
+        self.world.oracle.model = self.model
         self.down = self._asleep = False
         if self.world.random() < AGAIN:
             self.end_at(self.boundaries + self.world.rng.randint(1, 100))
@@ -388,7 +410,7 @@ class Reborn(Server):
 
     def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a fork gives of it."""
-        shared = (self, self.world, self.world.plan.strategy)
+        shared = (self, self.world, self.world.plan.strategy, *(state[name] for name in MEMORY))
         return copy.deepcopy({name: state[name] for name in FORKED}, {id(one): one for one in shared})
 
     def close(self) -> None:

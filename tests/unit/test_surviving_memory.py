@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import random
 import signal
@@ -21,7 +22,22 @@ from torch import nn
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import plesio
-from plesio.core.events import Effect, Event, Fold, Forget, Grant, Hold, Joined, Left, Pushed, Scaled, Share, Show
+from plesio.core.events import (
+    Effect,
+    Event,
+    Fold,
+    Forget,
+    Grant,
+    Hold,
+    Joined,
+    Left,
+    Pushed,
+    Scaled,
+    Share,
+    Show,
+    Switch,
+    Switched,
+)  # fmt: skip
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.host.recovery_log import RecoveryLog
@@ -37,10 +53,13 @@ from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
 from plesio.tensors.outer_optimizer import Yogi
 from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import bits
+from plesio.transport.held import Held
 from support import loops
 
 WORKERS, SEATS = 3, 4
-TRACED = [str(Path(plesio.__file__).parent / room) for room in ("memory", "tensors", "host/recovery_log")]
+TRACED = [
+    str(Path(plesio.__file__).parent / room) for room in ("memory", "tensors", "host/recovery_log", "transport/held")
+]
 Make = Callable[..., Optimizer]
 
 
@@ -53,11 +72,13 @@ class Case(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What happens next to the server, to whom, and with what in its slot."""
+    """What happens next to the server, to whom, and with what in its slot; `last`: it lays the memory out anew, and a server that
+    did that is never gone on from without a new spare."""
 
     what: str
     worker: int
     seed: int
+    last: bool = False
 
 
 def hello(worker: int, case: Case) -> Hello:
@@ -84,8 +105,6 @@ class Server:
         self.incarnations = [0] * SEATS
         self.free: set[int] = set()
         self.sums: list[Any] = []
-        codec = case.strategy.send.codec
-        self.packing = Packing(self.blocks.layout, codec) if codec is not None else None
         for worker in range(WORKERS):
             self.act(Act("join", worker, 0))
 
@@ -99,11 +118,13 @@ class Server:
         usual = [("push", worker) for worker in self.free] * 12
         joins = [("join", worker) for worker in gone if not self.sequencer.holds_slot_of(worker)] * 4
         leaves = [("leave", worker) for worker in members] if len(members) > 1 else []
-        return usual + joins + leaves + [("scale", 2 + (self.sequencer.workers == 2)), ("look", 0)]
+        leaves += [("hang up", worker) for worker in self.free] if len(members) > 1 else []
+        phases = [("switch", phase) for phase in range(len(self.blocks.phases)) if len(self.blocks.phases) > 1] * 2
+        return usual + joins + leaves + phases + [("scale", 2 + (self.sequencer.workers == 2)), ("look", 0)]
 
     def act(self, act: Act) -> None:
         worker, now_s = act.worker, float(act.seed)
-        if act.what == "push":
+        if act.what in ("push", "hang up"):
             self.numbers[worker] += 1
             self.free.discard(worker)
             self.once(partial(self.write, act))
@@ -123,13 +144,17 @@ class Server:
             members = [*self.sequencer.members.seats]
             self.machine.when_whole(lambda: self.sums.append(self.machine.digest()), members)
             return
+        elif act.what == "switch":
+            event = Switched(worker)
         else:
             event = Scaled(worker)
         self.do(self.sequencer.receive(event, now_s))
+        if act.what == "hang up":  # by the server, in the same turn: it does not read its answers
+            self.act(act._replace(what="leave"))
 
     def do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, (Fold, Forget, Hold, Share, Show)):
+            if isinstance(effect, (Fold, Forget, Hold, Share, Show, Switch)):
                 self.machine.do(effect)
             elif isinstance(effect, Grant):
                 self.free.add(effect.worker)
@@ -139,7 +164,7 @@ class Server:
 
     def contribution(self, act: Act) -> Contribution:
         rng, settings, absent = random.Random(act.seed), b"", 0
-        if self.case.strategy.steps_at_server:
+        if self.blocks.strategy.steps_at_server:
             absent = rng.choice([0, 0, 1 << rng.randrange(len(self.blocks.layout.specs)), 3])
             absent &= sum(1 << at for at, spec in enumerate(self.blocks.layout.specs) if spec.kind is Kind.TRAINED)
             if rng.random() < 0.2:
@@ -153,11 +178,25 @@ class Server:
         sent = Arena.private(layout)
         for view in sent.views:
             view.copy_(torch.randn(view.shape, generator=source) if view.is_floating_point() else view + 1)
-        slot = self.blocks.slots[act.worker]
-        if self.packing is not None:
-            self.packing.pack(sent, Arena.private(layout), slot, None)
+        slot, send = self.blocks.slots[act.worker], self.blocks.strategy.send
+        if send.codec is not None:
+            Packing(layout, send.codec).ready().pack(sent, Arena.private(layout), slot, None)
         else:
             slot.copy_from(sent)
+        if self.blocks.held is not None and send.stepped:
+            self.blocks.held.put(act.worker, self.numbers[act.worker], self.state_of_its_optimizer(act.seed))
+
+    def state_of_its_optimizer(self, seed: int) -> bytes:
+        """As the worker leaves it, after a step."""
+        model, torch_random = self.case.model(), torch.Generator().manual_seed(seed)
+        optimizer = self.case.make(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=torch_random).to(parameter.dtype)
+        optimizer.step()
+        places = dict(self.blocks.model.names)
+        states = {places[name]: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+        torch.save({"kinds": [type(optimizer).__name__], "optimizer": states, "replica": None}, file := io.BytesIO())
+        return file.getvalue()
 
     def granted(self, worker: int) -> None:
         """It goes on: nothing that lay in its slot is there any more, and its own parameters are others."""
@@ -174,7 +213,8 @@ class Server:
         read = {worker: moving(versions.buffers[index]) for worker, index in versions.read_by_workers.items()}
         tensors = {name: one.clone() for name, one in {**kept.weights, **kept.tensors}.items()}
         bytes_of = {name: one.flatten().view(torch.uint8).tolist() for name, one in tensors.items()}
-        return [read, self.sums, machine.digest(), bytes_of, kept.numbers]
+        held = [machine.held(worker, number) for worker, number in enumerate(self.numbers) if number]
+        return [read, self.sums, machine.digest(), held, bytes_of, kept.numbers]
 
 
 def moving(arena: Arena) -> bytes:
@@ -208,11 +248,12 @@ def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> 
     lines = 0
     for place in range(acts):
         act = Act(*rng.choice(server.possible()), 100 + place)
-        plan.append(act)
+        before = server.machine.folder
         lines += lines_of(partial(server.act, act), where=where)
+        plan.append(act._replace(last=server.machine.folder is not before))
         plain.act(act)
     stands = server.stands()
-    assert stands[:3] == plain.stands()[:3]
+    assert stands[:4] == plain.stands()[:4]
     return plan, stands, lines // acts
 
 
@@ -247,7 +288,8 @@ def survived(
     while plan:
         log.begin()
         log.counts()
-        killed(server, plan, rng.randrange(1, 4 * per_act), where)
+        until = next((place for place, act in enumerate(plan) if act.last), len(plan))
+        killed(server, plan[: until + 1], rng.randrange(1, 4 * per_act), where)
         deaths += 1
         log.recover()
         done = 0
@@ -272,6 +314,7 @@ def half() -> nn.Module:
 
 
 DANA, PLAIN = recipes.async_sgd(), recipes.async_sgd("plain")
+PHASES = recipes.phases(DANA, recipes.local_sgd(2), recipes.sync_sgd(), recipes.buffered(2), PLAIN)
 CASES = {
     "SGD, in rounds": Case(recipes.sync_sgd(), partial(SGD, lr=0.1)),
     "momentum, in rounds": Case(recipes.sync_sgd()),
@@ -307,6 +350,15 @@ CASES = {
     "large": Case(recipes.sync_sgd(), model=large),
     "large, look-ahead": Case(DANA, partial(AdamW, lr=0.01), large),
     "large, half precision": Case(DANA, partial(AdamW, lr=0.01), lambda: large().to(torch.bfloat16)),
+    "phases": Case(PHASES),
+    "phases, AdamW": Case(PHASES, partial(AdamW, lr=0.01)),
+    "phases, Adafactor": Case(recipes.phases(recipes.local_sgd(2), recipes.sync_sgd()), partial(Adafactor, lr=0.01)),
+    "phases, with buffers": Case(PHASES, model=loops.Masked),
+    "phases, half precision": Case(PHASES, partial(AdamW, lr=0.01), half),
+    "phases, corrected": Case(recipes.phases(recipes.async_sgd("gap_aware"), recipes.async_sgd("delay_compensated"))),
+    "phases, outer optimizers": Case(
+        recipes.phases(recipes.diloco(2), recipes.local_sgd(2), recipes.diloco(2, codec="int8"))
+    ),
 }
 
 
@@ -381,3 +433,20 @@ def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     plan, stands, per_act = planned(case, 30, 0, where)
     monkeypatch.setattr(Surviving, *PLANTED[name])
     assert any(survived(case, plan, per_act, seed, where)[0] != stands for seed in range(20))
+
+
+AT_A_SWITCH = {
+    "what follows is taken from the log": (Surviving, "_is_new", False),
+    "what is read is written": (Held, "give", Held.put),
+}
+
+
+@pytest.mark.parametrize("name", AT_A_SWITCH)
+def test_finds_what_was_planted_at_a_switch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, where = Case(PHASES), [str(Path(__file__)), TRACED[-1]]
+    plans = [planned(case, 30, seed, where) for seed in range(8)]
+    part, method, bug = AT_A_SWITCH[name]
+    monkeypatch.setattr(part, method, bug)
+    assert any(
+        survived(case, plan, per_act, seed, where)[0] != stands for plan, stands, per_act in plans for seed in range(20)
+    )

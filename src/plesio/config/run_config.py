@@ -270,8 +270,6 @@ class RunConfig:
             return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
         if self.strategy.send.privacy is not None:
             return "the noise of a fold that is done again would be drawn again; leave privacy or durability out"
-        if len(self.strategy.phases) > 1:
-            return f"under {self.strategy.name} a spare could not go on from a switch; take one strategy"
         if self.servers > 1:
             return f"servers={self.servers}: what table servers are told goes on only with the server that told them; take one"
         if sys.platform != "linux":

@@ -83,7 +83,8 @@ class RecoveryLog:
         memory[:] = bytes(size)  # the system has to find room for it now, and not while something is read into it
         self._words = memory[: WORDS * 8].cast("Q")
         self._halves = [memory[WORDS * 8 + at * half_bytes :][:half_bytes] for at in range(2)]
-        self._generation = 0
+        self.generation = 0
+        """Which spare it is for; a later one has a larger number."""
         self._at = 0  # up to where this process wrote, or recovered
         self._end = 0  # up to where there is something to recover
         self.recovering = False
@@ -99,7 +100,7 @@ class RecoveryLog:
     def begin(self) -> None:
         """A spare is about to be forked: what comes from now on is for it. It counts once `counts` is called."""
         latest = self._words[LATEST] + 1  # a process that died before its spare counted had a number for it
-        self._words[LATEST] = self._generation = latest + (latest % 2 == self._generation % 2)
+        self._words[LATEST] = self.generation = latest + (latest % 2 == self.generation % 2)
         self._open_half()
         self._at = self.turns = self._words[self._reaches] = self._words[READING] = 0
         self.recording = True
@@ -111,18 +112,18 @@ class RecoveryLog:
 
     def counts(self) -> None:
         """The spare that was forked last is the one that takes over."""
-        self._words[GENERATION] = self._generation
+        self._words[GENERATION] = self.generation
 
     @property
     def is_mine(self) -> bool:
         """In a spare: whether it is the one that takes over."""
-        return self._words[GENERATION] == self._generation
+        return self._words[GENERATION] == self.generation
 
     @property
     def place(self) -> tuple[int, int]:
         """In a spare that wakes: the turn in which the process died, the same one for each that dies in it; (0, 0): in none."""
         at = self._words[TURN_AT]
-        return (self._generation, at) if at else (0, 0)
+        return (self.generation, at) if at else (0, 0)
 
     @property
     def full(self) -> bool:
@@ -190,7 +191,7 @@ class RecoveryLog:
         return bytes(self._half[start : self._at])
 
     def _open_half(self) -> None:
-        which = self._generation % 2
+        which = self.generation % 2
         self._half = self._halves[which]
         self._begins = WORDS * 8 + which * len(self._half)  # in the map, which is written faster
         self._reaches = REACHES + which

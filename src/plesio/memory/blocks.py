@@ -106,7 +106,7 @@ class Blocks:
             buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
         copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, self._specs, strict=True)]
         kept = sum(sorted(copies)[-2:]) if self.folds else 0
-        kept = 2 * kept + 1 if survives else kept
+        kept = 2 * kept + min(2, len(phases)) if survives else kept
         what = (
             f"training this model ({decimal(self.layout.nbytes)}) with {seats} workers under {strategy.name}: "
             f"{buffers} versions, {slots} slots, {kept} of state;"

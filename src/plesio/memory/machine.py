@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from plesio.core.events import Fold, Forget, Hold, Share, Show, Switch
+from plesio.errors import SharedMemoryError
 from plesio.host.memory import SharedBlock
 from plesio.host.recovery_log import RecoveryLog
 from plesio.memory import saved
@@ -221,13 +222,22 @@ class Machine(Memory):
             folder.share_among(effect.workers)
             self._among = effect.workers
         elif kind is Switch:
-            self._switch(effect.phase)
+            try:
+                self._switch(effect.phase)
+            except SharedMemoryError as error:
+                if self._log is not None and self._log.recovering:  # it was done: nobody may go on as if it were not
+                    raise MemoryError("a switch cannot be done again") from error
+                raise
 
     def _switch(self, phase: int) -> None:
-        """As a checkpoint would be gone on from in that phase, without one. Nobody reads a version until it is shown one."""
+        """As a checkpoint would be gone on from in that phase, without one. Nobody reads a version until it is shown one.
+
+        Nothing that is read here is written: a process that takes over does it again."""
         blocks, was, before = self.blocks, self.blocks.strategy, self.folder.kept()
         waiting = [worker for worker, number in enumerate(self._number) if number]
-        held = ((worker, self.held(worker, self._number[worker])) for worker in waiting if worker not in self.elsewhere)
+        there = [worker for worker in waiting if worker not in self.elsewhere]
+        at = self._in_workers
+        held = ((worker, at.left(worker, self._number[worker])) for worker in there) if at is not None else ()
         left = ((worker, state) for worker, state in held if state)
         sound = (
             (worker, state) for worker, state in left if self._finite[worker]
@@ -241,16 +251,21 @@ class Machine(Memory):
         self._folder.all_behind()
         self._folder.share_among(self._among)
         if blocks.held is not None:
-            for worker in range(blocks.seats):
-                blocks.held.forget(worker)
-            for worker in begun.keys() & waiting:
-                blocks.held.put_all(worker, self._number[worker], begun[worker])
+            self._once(partial(self._give, blocks.held, waiting, begun))
         dropped = [*lost(was, blocks.strategy, before.numbers, blocks.workers)]
         if was.send.stepped and not blocks.strategy.send.stepped:
             away = "they are all on other hosts" if self.elsewhere >= set(waiting) else "none can be had that is sound"
             why = away if waiting else "none of them is left"
             dropped.append(one_for_all(waiting, min(own, default=None), why))
         self.dropped = "; ".join(filter(None, dropped))
+
+    def _give(self, held: Held, waiting: Sequence[int], begun: Mapping[int, bytes]) -> None:
+        """Have those who wait go on with what they begin with, or with nothing."""
+        for worker in range(self.blocks.seats):
+            if worker in waiting:
+                held.give(worker, self._number[worker], begun.get(worker, b""))
+            else:
+                held.forget(worker)
 
     def located(self, worker: int, answer: Answer) -> Located:
         if self._own is not None and isinstance(answer, Beginning):
@@ -351,12 +366,15 @@ class Machine(Memory):
         return self.blocks.held is not None
 
     def held(self, worker: int, number: int) -> bytes | None:
-        """What it held, if it holds anything in this phase."""
+        at = self._in_workers
+        return at.get_all(worker, number) if at is not None else None
+
+    @property
+    def _in_workers(self) -> Held | None:
+        """Where they leave what they hold, if they hold anything in this phase."""
         blocks = self.blocks
-        holds = blocks.held is not None and (
-            len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
-        )
-        return blocks.held.get_all(worker, number) if blocks.held is not None and holds else None
+        holds = len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
+        return blocks.held if holds else None
 
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:

@@ -13,6 +13,10 @@ Where it was copied, a word in shared memory says which effect was begun, and th
 back if that effect is not in the log. The copy is made when nobody has anything to say (`settle`), or else when it is needed.
 
 Versions go into a free buffer of the ring, the master copy of half precision into its other arena. Slots are left as they are.
+
+At a switch to another strategy the state is laid out anew, in memory that only the process that does it sees, and nothing is
+written that it is made of. Until that process has a new spare nothing is folded. So whoever takes over in between does all of it
+again, whatever the log has (`_is_new`).
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class Surviving(Folder):
         self._begun = self._block.memory.numpy().data.cast("Q")
         self._done = 0  # effects that are in the log, and the one that is being done
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
+        self._generation = log.generation
         publisher.in_place = False
         gather.survive(new_arena)
         optimizer = parts["optimizer"]
@@ -97,6 +102,7 @@ class Surviving(Folder):
         if self.lost:
             super().fold(fold)
             return
+        self._check_slots()
         step, master, versions = self._step, self._master, self._publisher.versions
         workers = self._gather.stepping(fold)
         versions.lasting = versions.current
@@ -126,6 +132,7 @@ class Surviving(Folder):
         self._through(self._hold_now, worker, weight)
 
     def _hold_now(self, worker: int, weight: float) -> None:
+        self._check_slots()
         self._keep(self._gather.arenas)
         self._gather.hold(worker, weight)
 
@@ -164,7 +171,7 @@ class Surviving(Folder):
     def _through(self, do: Callable[..., None], *about: Any) -> int | None:
         """Have an effect done, unless the log has it: then the current buffer after it."""
         self._done += 1
-        if not self._log.recovering:
+        if self._is_new or not self._log.recovering:
             self._catch_up()
             do(*about)
             self._log.once(self._numbers)
@@ -174,6 +181,14 @@ class Surviving(Folder):
         self._gather.take(numbers[1])
         self._alike.clear()
         return int(current)
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether its memory is younger than the spare: what a dead process laid out is gone with it."""
+        return self._generation == self._log.generation
+
+    def _check_slots(self) -> None:
+        assert not self._log.recovering, "nothing is folded between a switch and the spare that knows of it"
 
     def _numbers(self) -> list[Any]:
         """All that an effect changes beside tensors."""

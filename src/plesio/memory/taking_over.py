@@ -138,7 +138,7 @@ def _at_server(kept: Kept, layout: Layout) -> Own | None:
 
 def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
     """Of the workers that had one: that of a worker that left is zeros."""
-    mean = Arena(layout, kept.tensors["sum of momenta"])
+    mean = Arena(layout, kept.tensors["sum of momenta"].clone())
     those = [bool(one.any()) for key, one in kept.tensors.items() if key.startswith("momentum ")]
     for flat in mean.of_kind(Kind.TRAINED):
         flat /= max(1, sum(those))

@@ -216,9 +216,12 @@ class Program:
             raise StrategyError(
                 f"phase {phase}: the run has {', '.join(f'{at} ({one.name})' for at, one in enumerate(known))}"
             )
+        phases = self.sequencer.phases
+        if phases.following is None and phase == phases.now:
+            return
         self._why = phase, why
         self.receive(events.Switched(phase), now_s)
-        if self.sequencer.phases.following is None:
+        if phases.following is None:
             self._why = -1, ""
 
     def close_memory(self) -> None:

@@ -1,7 +1,8 @@
 """What workers hold of their own (an inner optimizer's state, what a codec left out), where the server finds it for a checkpoint.
 
 A worker leaves what it held after its contribution `number` before it sends that. It has two places, by turns: the server wants
-what belongs to the last contribution that was answered, while the worker may write beside the next one.
+what belongs to the last contribution that was answered, while the worker may write beside the next one. What the server has it go
+on with instead, after a switch, lies in a third place: what it left stays, for a server that has to do the switch again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PLACE = 1 << 40  # bytes; the file is sparse, and takes what was written
 SEVERAL = b"plesio ranks "
 """What the bytes of several processes begin with."""
 NOTHING = HEAD.pack(-1, 0)
+GIVEN = 2
+"""The place of what the server gave."""
 
 
 class Held:
@@ -60,19 +63,36 @@ class Held:
         with self.writing(worker, number) as file:
             file.write(data)
 
+    def give(self, worker: int, number: int, data: bytes) -> None:
+        """`worker` goes on with this after its contribution `number`, whatever it left.
+
+        >>> held = Held.create(workers=1)
+        >>> held.put(0, 7, b"its own"); held.give(0, 7, b"everybody's"); held.get(0, 7), held.left(0, 7)
+        (b"everybody's", b'its own')
+        """
+        with self.writing(worker, number, GIVEN) as file:
+            file.write(data)
+
     @contextmanager
-    def writing(self, worker: int, number: int) -> Iterator[IO[bytes]]:
+    def writing(self, worker: int, number: int, place: int | None = None) -> Iterator[IO[bytes]]:
         """A file for what `worker` held after its contribution `number`; it is known once it is whole, without an error."""
-        start = self._place(worker, number)
+        start = self._start(worker, number % 2 if place is None else place)
         os.pwrite(self.fd, NOTHING, start)
-        place = _Place(self.fd, start + HEAD.size)
-        with io.BufferedWriter(place) as file:
+        written = _Place(self.fd, start + HEAD.size)
+        with io.BufferedWriter(written) as file:
             yield file
-        os.pwrite(self.fd, HEAD.pack(number, place.nbytes), start)
+        os.pwrite(self.fd, HEAD.pack(number, written.nbytes), start)
 
     def get(self, worker: int, number: int) -> bytes | None:
-        """What `worker` held after its contribution `number`, one of the last two; None if it left nothing."""
-        start = self._place(worker, number)
+        """What `worker` goes on with after its contribution `number`, one of the last two; None if it left nothing."""
+        given = self._read(self._start(worker, GIVEN), number)
+        return self.left(worker, number) if given is None else given
+
+    def left(self, worker: int, number: int) -> bytes | None:
+        """What `worker` itself left after that contribution."""
+        return self._read(self._start(worker, number % 2), number)
+
+    def _read(self, start: int, number: int) -> bytes | None:
         there, nbytes = HEAD.unpack(os.pread(self.fd, HEAD.size, start))
         if there != number:
             return None
@@ -85,8 +105,8 @@ class Held:
     def forget(self, worker: int) -> None:
         """Nothing is known of what `worker` holds."""
         for rank in range(self._ranks):
-            for number in range(2):
-                os.pwrite(self.fd, NOTHING, self._place(worker, number, rank))
+            for place in range(3):
+                os.pwrite(self.fd, NOTHING, self._start(worker, place, rank))
 
     def put_all(self, worker: int, number: int, data: bytes) -> bool:
         """Give each process of `worker` its part of what `get_all` gave; False if they were not as many then."""
@@ -107,9 +127,9 @@ class Held:
     def _of(self, rank: int) -> Held:
         return Held(os.dup(self.fd), self._ranks, rank)
 
-    def _place(self, worker: int, number: int, rank: int | None = None) -> int:
+    def _start(self, worker: int, place: int, rank: int | None = None) -> int:
         process = worker * self._ranks + (self._rank if rank is None else rank) if worker != EVERYBODY else EVERYBODY
-        return (2 * (process - EVERYBODY) + number % 2) * PLACE
+        return (3 * (process - EVERYBODY) + place) * PLACE
 
     def __del__(self) -> None:
         os.close(self.fd)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
+from plesio.core.events import Effect, Event, Joined
 from plesio.core.membership import Membership
 from plesio.core.sequencer import Sequencer, SequencerState
 from torture.bugs.planting import BUGS, bug
+from torture.reborn import Reborn
 
 _before = set(BUGS)
 
@@ -47,6 +50,23 @@ class _KeepsClocks(Sequencer):
 class _ForgetsPhase(Sequencer):
     def state(self) -> SequencerState:
         return replace(super().state(), phase=0)
+
+
+# Where the server's process dies, too
+
+
+@bug("a switch is not done again")
+class _TakesItFromTheLog(Reborn):
+    def _lay_out(self, phase: int) -> None:
+        self.log.once(partial(super()._lay_out, phase))
+
+
+@bug("a switch keeps the spare of before")
+class _KeepsItsSpare(Reborn):
+    def _saw(self, event: Event, effects: list[Effect]) -> None:
+        wanted = self._wants_spare or type(event) is Joined
+        super()._saw(event, effects)
+        self._wants_spare = wanted
 
 
 PHASE_BUGS = [name for name in BUGS if name not in _before]

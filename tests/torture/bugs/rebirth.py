@@ -47,7 +47,7 @@ class _ReadsFirst(Log):
 @bug("a number is used for two spares")
 class _CountsFromItsOwn(Log):
     def begin(self) -> None:
-        self._words[LATEST] = self._generation
+        self._words[LATEST] = self.generation
         super().begin()
 
 

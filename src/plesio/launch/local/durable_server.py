@@ -5,7 +5,8 @@ what came of writing. So the spare takes the same turns, in the order of the log
 the engine when it wakes, which may decide that this is in vain, and what happened when it is done.
 
 A spare is forked anew when it would have many turns to take, and at once when the descriptors or the layout of the memory are
-others than those that it has.
+others than those that it has. Where a switch to another strategy has laid the memory out anew, nobody is heard before: the spare
+could do the switch again, and no fold that comes after it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job
 from plesio.launch.local.server_process import Server
 from plesio.launch.local.spare import Spare
+from plesio.memory.folder import Folder
 from plesio.observe.summary import Incident
 from plesio.protocol import launcher
 from plesio.protocol.evaluator import Asked
@@ -67,6 +69,7 @@ class DurableServer(Server):
         self._was_asked_for = job.config.durability == "process"
         self._spare_is_old = True
         self._has_finished = False
+        self._folder_of_spare: Folder | None = None
 
     def granted(self, effect: Grant | Cancel, answer: Located) -> float:
         self._log.turned_s = super().granted(effect, answer)
@@ -75,10 +78,14 @@ class DurableServer(Server):
     # The turns
 
     def _deal_with(self, descriptor: int) -> None:
+        if self._is_laid_out_anew:  # the poller tells of it again
+            return
         self._log.turn(descriptor, time.monotonic())
         super()._deal_with(descriptor)
 
     def _tick(self, now_s: float) -> None:
+        if self._is_laid_out_anew:
+            return
         self._log.turn(TICK, now_s)
         super()._tick(now_s)
         self._spare_is_old |= not self._spare.lives
@@ -136,12 +143,17 @@ class DurableServer(Server):
             return
         while not self._handlers.poller.poll(0) and self._machine.settle():
             pass
-        is_other = self._spare_is_old or self._meeting.has_begun
+        is_other = self._spare_is_old or self._is_laid_out_anew or self._meeting.has_begun
         if is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
             if why := self._why_not():
                 self._give_up(why)
             else:
                 self._renew()
+
+    @property
+    def _is_laid_out_anew(self) -> bool:
+        """Whether the memory is another than the one that the spare knows."""
+        return self._is_durable and self._program.begun and self._machine.folder is not self._folder_of_spare
 
     def _why_not(self) -> str:
         """Why nobody could go on from what this process leaves; nothing if somebody could."""
@@ -150,7 +162,7 @@ class DurableServer(Server):
         return self._machine.why_not_durable
 
     def _renew(self) -> None:
-        self._spare_is_old = False
+        self._spare_is_old, self._folder_of_spare = False, self._machine.folder
         try:
             if self._spare.renew():
                 self._go_on()
