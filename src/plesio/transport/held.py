@@ -25,6 +25,10 @@ PLACE = 1 << 40  # bytes; the file is sparse, and takes what was written
 SEVERAL = b"plesio ranks "
 """What the bytes of several processes begin with."""
 NOTHING = HEAD.pack(-1, 0)
+ASKED = PLACE - 1
+"""The byte that says whether a checkpoint waits."""
+CLOSE_S = 10.0
+"""Exchanges that are closer leave nothing of a device, unless a checkpoint waits: there is another one soon."""
 
 
 class Held:
@@ -46,6 +50,7 @@ class Held:
         however sparse."""
         held = cls(anonymous_file(0, "what workers hold"), ranks)
         try:
+            held.asked = True
             for worker in range(EVERYBODY, workers):
                 held.forget(worker)
         except OSError as error:
@@ -81,6 +86,20 @@ class Held:
             parts.append(os.pread(self.fd, end - at, at))
             at += len(parts[-1])
         return b"".join(parts)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it may be wanted now: always, but where the server says that no checkpoint waits."""
+        return os.pread(self.fd, 1, ASKED) == b"\1"
+
+    @asked.setter
+    def asked(self, asked: bool) -> None:
+        os.pwrite(self.fd, bytes([asked]), ASKED)
+
+    def has(self, worker: int, number: int) -> bool:
+        """Whether all processes of `worker` left what they held after its contribution `number`."""
+        places = [self._place(worker, number, rank) for rank in range(self._ranks)]
+        return all(HEAD.unpack(os.pread(self.fd, HEAD.size, place))[0] == number for place in places)
 
     def forget(self, worker: int) -> None:
         """Nothing is known of what `worker` holds."""

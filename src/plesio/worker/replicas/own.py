@@ -1,8 +1,13 @@
 """What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica
 keeps; of a lone worker, its random sources.
 
-It is written at every exchange, though a checkpoint is due only now and then. For a run may be stopped at any moment. Then its
-checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further.
+A checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further.
+
+| the model is      | its state is left                                                                                  |
+| ----------------- | -------------------------------------------------------------------------------------------------- |
+| on the CPU        | at every exchange: a run may be stopped at any moment                                              |
+| on a device, from | when a checkpoint waits for it: at the next exchange, or at the end of the one under way; when the |
+| where copies cost | training function ends; and where the last exchange is long ago, for a stop would not wait so long |
 
 Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
 """
@@ -20,30 +25,48 @@ from plesio.errors import CheckpointError
 from plesio.tensors.carrying import unchecked
 from plesio.tensors.local import is_split, local_of, split_like
 from plesio.tensors.several import parts_of
-from plesio.transport.held import Held
+from plesio.transport.held import CLOSE_S, Held
 from plesio.worker.replicas.replica import Replica
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 
 
 class OwnState:
-    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here."""
+    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here; `when_asked`:
+    it stays as it is until the worker has its answer, and is left when a checkpoint waits for it."""
 
-    def __init__(self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool) -> None:
+    def __init__(
+        self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool, when_asked: bool
+    ) -> None:
         self._held = held
         self._worker = state.worker
         self._draws = state.draws
         self._steps = steps
         self._optimizer = optimizer
         self._replica = replica
+        self._when_asked = when_asked
+        self._left = True  # as it was after the last contribution
         self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
+
+    def sends(self, number: int, since_s: float) -> None:
+        """Contribution `number` is about to be sent, so long after the exchange before it."""
+        self._left = not self._when_asked or since_s > CLOSE_S or self._held.asked
+        if self._left:
+            self.keep(number)
+
+    def answered(self, number: int, ends: bool = False) -> None:
+        """That was answered, and nothing done since; `ends`: nor will be."""
+        if not self._left and (ends or self._held.asked):
+            self._left = True
+            self.keep(number)
 
     def keep(self, number: int) -> None:
         """Leave it, as it is after contribution `number`."""
         if self._loads is False:
             self._held.put(self._worker, number, b"")
             return
-        what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
+        own = {name: _savable(one) for name, one in self._replica.own().items()}
+        what = {"kinds": self._kinds, "optimizer": self._state(), "replica": own}
         what |= {"draws": self._draws.kept()} if self._draws is not None else {}
         try:
             with self._held.writing(self._worker, number) as file, unchecked():
@@ -117,8 +140,14 @@ def _of_this_process(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     return {
-        key: local_of(one) if isinstance(one, torch.Tensor) and is_split(one) else one for key, one in state.items()
+        key: _savable(local_of(one) if is_split(one) else one) if isinstance(one, torch.Tensor) else one
+        for key, one in state.items()
     }
+
+
+def _savable(tensor: torch.Tensor) -> torch.Tensor:
+    """From a GPU torch.save copies one tensor after the other; other devices may have nothing that it knows."""
+    return tensor if tensor.is_cpu or tensor.is_cuda else tensor.cpu()
 
 
 def _beside(parameter: torch.Tensor, state: Any) -> Any:
