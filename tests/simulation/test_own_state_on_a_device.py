@@ -13,10 +13,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.cluster import Cluster, Constant, Group, Slow
-from plesio.server.checkpoints import FOLDER
+from plesio.cluster import Cluster, Constant, Crash, Group, Restart, Slow
 from plesio.launch.one_process import seating
 from plesio.memory.machine import Machine
+from plesio.server.checkpoints import FOLDER
 from plesio.strategy import Strategy
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.replicas import own
@@ -89,14 +89,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     whole = simulated(strategy, cluster, runs=tmp_path / "a", checkpoint=kept)
     first, *_, last = [of for of, held in held_in(whole).items() if held == BOTH]
     assert 0 < first < last == whole.version
+    assert whole.folder is not None
     resumed = whole.folder / FOLDER / f"version-{first:08d}"
     second = simulated(strategy, cluster, runs=tmp_path / "b", resume=resumed, checkpoint=kept)
     assert second.version == whole.version
     assert same(second, whole)
     assert "begins anew" not in str(second.incidents)
-
-
-SLOW = 1000.0
 
 
 def with_a_slow_one(factor: float, tmp_path: Path, **options: Any) -> ps.Run:
@@ -105,16 +103,36 @@ def with_a_slow_one(factor: float, tmp_path: Path, **options: Any) -> ps.Run:
     return simulated(ps.async_local_sgd(EVERY), slow, runs=tmp_path, checkpoint=kept, **options)
 
 
-def test_while_a_slow_worker_is_waited_for_the_others_leave_it_at_every_exchange(
+def test_while_a_slow_worker_is_waited_for_the_other_leaves_it_at_every_exchange(
     left: list[tuple[int, int]], tmp_path: Path
 ) -> None:
+    """Between two exchanges of the slow one there are ten of the other."""
     run = with_a_slow_one(10.0, tmp_path)
-    print(left, held_in(run), run.incidents)
+    first, *_ = held_in(run)
+    of_slow = [number for worker, number in left if worker == 1]
+    of_other = [number for worker, number in left[: left.index((1, of_slow[0]))] if worker == 0]
+    assert of_other == list(range(of_other[0], of_other[0] + len(of_other)))
+    assert first >= 2.0 / 0.3 + len(of_other)
     assert set(map(tuple, held_in(run).values())) == {tuple(BOTH)}
     assert run.incidents == ()
 
 
-def test_a_frozen_worker_holds_a_checkpoint_up_for_as_long_as_it_may_be_silent(left: list[tuple[int, int]], tmp_path: Path) -> None:
-    run = with_a_slow_one(SLOW, tmp_path, timeout_s=1.5)
-    print(left, held_in(run), run.incidents)
-    assert 0
+def test_a_frozen_worker_holds_a_checkpoint_up_for_as_long_as_it_may_be_silent(tmp_path: Path) -> None:
+    run = with_a_slow_one(1000.0, tmp_path, timeout_s=1.5)
+    (first, held), *_ = held_in(run).items()
+    assert held == BOTH[:1]
+    assert 3.5 / 0.3 < first < 4.0 / 0.3 + 2
+    assert run.incidents[0].what == "no exchange of worker 1 for 1.5 s: the checkpoint lacks what it holds"
+    assert run.incidents[0].time_s == pytest.approx(3.5, abs=0.3)
+    assert run.folder is not None
+    resumed = simulated(ps.async_local_sgd(EVERY), runs=tmp_path, resume=run.folder / FOLDER / f"version-{first:08d}")
+    lost = "the checkpoint does not hold the state of the optimizer of worker 1, which begins anew"
+    assert lost in [one.what for one in resumed.incidents]
+
+
+def test_a_worker_that_dies_is_not_waited_for_and_its_successor_is(tmp_path: Path) -> None:
+    dies = Cluster((Group(2, Constant(0.1)),), faults=(Crash(worker=1, at_s=1.95), Restart(worker=1, at_s=2.5)))
+    run = simulated(ps.local_sgd(EVERY), dies, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=2.0, keep=9))
+    first, *_, last = held_in(run).values()
+    assert (first, last) == (BOTH[:1], BOTH)
+    assert not [one for one in run.incidents if "no exchange" in one.what]

@@ -256,8 +256,8 @@ class Program:
         self.memory.look(list(self.sequencer.members.seats), self.version)
 
     def keep(self, now_s: float, last: bool = False) -> None:
-        """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails. `last`: nobody
-        comes to an exchange any more."""
+        """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails. `last`: no
+        worker is left."""
         if not (self._checkpointer.writes and self.begun):
             return
         self._keep_late = self.unsettled or (not last and self._awaits_states(now_s))

@@ -3,11 +3,12 @@ keeps; of a lone worker, its random sources.
 
 A checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further.
 
-| the model is      | its state is left                                                                                  |
-| ----------------- | -------------------------------------------------------------------------------------------------- |
-| on the CPU        | at every exchange: a run may be stopped at any moment                                              |
-| on a device, from | when a checkpoint waits for it: at the next exchange, or at the end of the one under way; when the |
-| where copies cost | training function ends; and where the last exchange is long ago, for a stop would not wait so long |
+| the model is | it is left                                                                                      |
+| ------------ | ----------------------------------------------------------------------------------------------- |
+| on the CPU   | at every exchange: a run may be stopped at any moment                                           |
+| on a device, | when a checkpoint waits: before the next contribution, or after the answer to the one under way |
+| from where   | where the last exchange is long ago: a stop does not wait so long for the next one              |
+| copies cost  | when the training function ends                                                                 |
 
 Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
 """
@@ -32,11 +33,11 @@ from plesio.worker.warn import warn
 
 
 class OwnState:
-    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here; `when_asked`:
-    it stays as it is until the worker has its answer, and is left when a checkpoint waits for it."""
+    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here;
+    `may_wait`: it is left when it is asked for, and stays as it is until the worker has its answer."""
 
     def __init__(
-        self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool, when_asked: bool
+        self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool, may_wait: bool
     ) -> None:
         self._held = held
         self._worker = state.worker
@@ -44,13 +45,13 @@ class OwnState:
         self._steps = steps
         self._optimizer = optimizer
         self._replica = replica
-        self._when_asked = when_asked
+        self._may_wait = may_wait
         self._left = True  # as it was after the last contribution
         self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
 
     def sends(self, number: int, since_s: float) -> None:
         """Contribution `number` is about to be sent, so long after the exchange before it."""
-        self._left = not self._when_asked or since_s > CLOSE_S or self._held.asked
+        self._left = not self._may_wait or since_s > CLOSE_S or self._held.asked
         if self._left:
             self.keep(number)
 
