@@ -277,7 +277,8 @@ class Program:
         lacking = self._checkpointer.lacking(self.memory, self.sequencer)
         if lacking and self._asked_s is None:
             self._asked_s = now_s
-            self._writes(self.stopping)
+            if self.stopping:
+                self._writes(True)
         patience_s = LAST_STATE_S if self.stopping else self.sequencer.members.silence_s
         if lacking and now_s - (self._asked_s or now_s) < patience_s:
             return True
