@@ -1,14 +1,9 @@
 """What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica
 keeps; of a lone worker, its random sources.
 
-A checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further.
-
-| the model is | it is left                                                                                      |
-| ------------ | ----------------------------------------------------------------------------------------------- |
-| on the CPU   | at every exchange: a run may be stopped at any moment                                           |
-| on a device, | when a checkpoint waits: before the next contribution, or after the answer to the one under way |
-| from where   | where the last exchange is long ago: a stop does not wait so long for the next one              |
-| copies cost  | when the training function ends                                                                 |
+A checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further. So it is
+left at every exchange. From a device a copy costs more, and there a checkpoint waits for it. It is left before the next
+contribution, or after the answer to the one under way; in the end; and where exchanges are too far apart for a stop to wait.
 
 Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
 """
@@ -66,8 +61,7 @@ class OwnState:
         if self._loads is False:
             self._held.put(self._worker, number, b"")
             return
-        own = {name: _savable(one) for name, one in self._replica.own().items()}
-        what = {"kinds": self._kinds, "optimizer": self._state(), "replica": own}
+        what = {"kinds": self._kinds, "optimizer": self._state(), "replica": self._replica.own()}
         what |= {"draws": self._draws.kept()} if self._draws is not None else {}
         try:
             with self._held.writing(self._worker, number) as file, unchecked():
@@ -141,14 +135,8 @@ def _of_this_process(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     return {
-        key: _savable(local_of(one) if is_split(one) else one) if isinstance(one, torch.Tensor) else one
-        for key, one in state.items()
+        key: local_of(one) if isinstance(one, torch.Tensor) and is_split(one) else one for key, one in state.items()
     }
-
-
-def _savable(tensor: torch.Tensor) -> torch.Tensor:
-    """From a GPU torch.save copies one tensor after the other; other devices may have nothing that it knows."""
-    return tensor if tensor.is_cpu or tensor.is_cuda else tensor.cpu()
 
 
 def _beside(parameter: torch.Tensor, state: Any) -> Any:
