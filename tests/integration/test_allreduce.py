@@ -11,6 +11,8 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import plesio as ps
+from plesio.worker.exchanges.all_reduce.exchange import AllReduceExchange
 from plesio.worker.exchanges.all_reduce.replicated import ReplicatedModel
 from support import loops, replicas
 
@@ -299,3 +302,9 @@ def test_a_run_of_other_workers_is_not_gone_on_with(tmp_path: Path) -> None:
         ps.CheckpointError, match="2 batches a step, one for each worker that all-reduces, and this one has 3"
     ):
         ps.run(train, TORCHS, workers=3, resume=tmp_path / "kept")
+
+
+def test_what_is_left_for_checkpoints_is_a_part_of_showing_and_may_take_5_percent_with_it() -> None:
+    timer = SimpleNamespace(now_s=lambda: 10.25)
+    exchange: Any = SimpleNamespace(pacer=timer, _sent_s=10.0, _exchanged_s=8.75, _kept_s=0.25, _steps=100)
+    assert AllReduceExchange._grants(exchange, 1) == 100 * 0.5 / 0.05

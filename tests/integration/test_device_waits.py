@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf, isnan, nan
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import plesio as ps
 from plesio.errors import ConfigurationError
+from plesio.server.checkpoints import latest
 from plesio.worker import metrics
 from support.devices import lazy
 from support.synchronisations import Synchronisations
@@ -52,6 +54,18 @@ def test_a_local_step_waits_for_nothing(strategy: ps.Strategy) -> None:
             assert waits == {}, step
         else:
             assert set(waits) <= {"device to host", "host to device"}
+
+
+def test_an_optimizers_state_leaves_the_device_for_a_checkpoint_alone(tmp_path: Path) -> None:
+    strategy = ps.local_sgd(every=EVERY)
+    without = ps.run(counting, strategy, workers=1, timeout_s=60.0)
+    kept = ps.run(counting, strategy, workers=1, timeout_s=60.0, runs=tmp_path, checkpoint=ps.Checkpoint())
+    assert kept.returned == without.returned, "what its exchanges copied"
+    (held,) = latest(kept.folder).path.glob("worker-*")
+    states = torch.load(held, weights_only=True)["optimizer"].values()
+    assert [one["momentum_buffer"].shape for one in states] == [one.shape for one in network("cpu").parameters()]
+    resumed = ps.run(counting, strategy, workers=1, timeout_s=60.0, runs=tmp_path, resume=kept.folder)
+    assert not [one for one in resumed.incidents if "begins anew" in one.what]
 
 
 def poisoned(worker: ps.Worker, on: str, make: Callable[..., torch.optim.Optimizer]) -> bool:

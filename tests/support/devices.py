@@ -15,11 +15,20 @@ def lazy() -> torch.device:
         ts_backend.init()
         library = torch.library.Library("aten", "IMPL")
         library.impl("copy_", _copy, "AutogradLazy", with_keyset=True)
+        torch.Tensor._reduce_ex_internal = _reduced  # type: ignore[method-assign]
         _begun.append(library)
     return torch.device("lazy:0")
 
 
 _begun: list[torch.library.Library] = []
+
+
+_reduce = torch.Tensor._reduce_ex_internal
+
+
+def _reduced(tensor: torch.Tensor, protocol: int) -> Any:
+    """For torch.save, which finds no storage on this device."""
+    return _reduce(tensor.cpu() if tensor.device.type == "lazy" else tensor, protocol)
 
 
 def _copy(keys: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

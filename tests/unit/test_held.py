@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 import torch
@@ -36,3 +37,25 @@ def test_a_shorter_state_in_the_place_of_a_longer_one_ends_where_it_ends() -> No
     held.put(0, 3, b"")
     assert held.get(0, 1) is None
     assert held.get(0, 3) == b""
+
+
+def test_it_is_there_when_all_processes_of_a_worker_have_left_it() -> None:
+    held = Held.create(workers=2, ranks=2)
+    held.put_all(1, 4, b"")
+    assert not held.has(1, 4), "of one process"
+    for rank in range(2):
+        Held(os.dup(held.fd), 2, rank).put(1, 4, b"")  # what cannot be saved is nothing, and there
+    assert held.has(1, 4)
+    assert not held.has(1, 2)
+    assert not held.has(0, 4)
+
+
+def test_it_is_asked_for_until_the_server_says_otherwise() -> None:
+    held = Held.create(workers=1)
+    worker = Held(os.dup(held.fd))
+    held.put(0, 0, b"momentum")
+    assert worker.asked
+    for asked in (False, True):
+        held.asked = asked
+        assert worker.asked is asked
+    assert held.get(0, 0) == b"momentum"

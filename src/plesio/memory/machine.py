@@ -58,6 +58,7 @@ class Machine(Memory):
         self._log = log
         self._once: Callable[[Callable[[], Any]], Any] = log.once if log is not None else operator.call
         self.blocks = blocks
+        self._in_one_process = in_one_process  # what workers hold is left at every exchange
         self._count_bytes()
         self._own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
@@ -375,6 +376,14 @@ class Machine(Memory):
         blocks = self.blocks
         holds = len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
         return blocks.held if holds else None
+
+    def lacks(self, numbers: Mapping[int, int]) -> list[int]:
+        held, blocks = self.blocks.held, self.blocks
+        if held is None or self._in_one_process or not blocks.strategy.send.stepped or len(blocks.phases) > 1:
+            return []
+        lacking: list[int] = self._once(lambda: [one for one, number in numbers.items() if not held.has(one, number)])
+        held.asked = bool(lacking)
+        return lacking
 
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         if self.blocks.held is None:

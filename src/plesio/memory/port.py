@@ -142,6 +142,11 @@ class Memory:
         """What `worker` held of its own after its contribution `number`; None if it left nothing."""
         return None
 
+    def lacks(self, numbers: Mapping[int, int]) -> list[int]:
+        """Which workers have not left yet what they held after the contribution of this number; as long as there are any, all are
+        asked to."""
+        return []
+
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         """The next process of `worker` begins with this; None: with nothing. Whether it begins with it."""
         return False

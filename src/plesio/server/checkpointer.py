@@ -199,10 +199,20 @@ class Checkpointer:
         self._coming[worker] = Progress()
         self.riders.again(worker)
 
+    @property
+    def _numbers(self) -> list[int]:
+        """Of each worker's last contribution that was answered."""
+        return [made.contributions - was.contributions for made, was in zip(self._made, self.before, strict=True)]
+
+    def lacking(self, memory: Memory, sequencer: Sequencer) -> list[int]:
+        """Which members have not left yet what `own_states` wants, if there is anything to write."""
+        members = sequencer.members.seats if sequencer.version != self._kept else ()
+        numbers = self._numbers
+        return memory.lacks({worker: numbers[worker] for worker in members if numbers[worker]})
+
     def own_states(self, memory: Memory) -> dict[int, bytes]:
         """What each worker held after its last contribution that was answered; nothing of those that left."""
-        numbers = [made.contributions - was.contributions for made, was in zip(self._made, self.before, strict=True)]
-        states = {worker: memory.held(worker, number) for worker, number in enumerate(numbers)}
+        states = {worker: memory.held(worker, number) for worker, number in enumerate(self._numbers)}
         known = {worker: state for worker, state in states.items() if state}
         return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
 

@@ -74,7 +74,10 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 from plesio.transport.doorbell import Located
+from plesio.transport.held import CLOSE_S
 
+LAST_STATE_S = 2 * CLOSE_S
+"""Seconds after a stop in which workers on a device come to their next exchange, for the last checkpoint."""
 WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
@@ -131,7 +134,9 @@ class Program:
         """When the version that is current was made."""
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
-        self._keep_late = False  # a checkpoint, as soon as no contribution waits
+        self._keep_late = False  # a checkpoint, as soon as it need not wait any more
+        self._asked_s: float | None = None  # since when it waits for what workers hold
+        self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._why = -1, ""  # the run is to go over to this phase
         self._enter(sequencer.phases.now)
@@ -168,6 +173,7 @@ class Program:
         workers = self.sequencer.workers
         self.memory = self._recorder.memory = memory
         resumed = self._checkpointer.restore(memory, self.go_back)
+        memory.lacks({})
         if not resumed:
             memory.begin(self.version)
             if self.phase:  # it was asked for by now
@@ -241,7 +247,7 @@ class Program:
             self.keep(now_s)
 
     def stop(self, now_s: float) -> None:
-        self.stopping, self._ended_s = True, now_s
+        self.stopping, self._ended_s, self._asked_s = True, now_s, None
         self.keep(now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
@@ -252,11 +258,12 @@ class Program:
         """Where all workers are in this process: have the parameters of this version in memory."""
         self.memory.look(list(self.sequencer.members.seats), self.version)
 
-    def keep(self, now_s: float) -> None:
-        """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails."""
+    def keep(self, now_s: float, last: bool = False) -> None:
+        """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails. `last`: no
+        worker is left."""
         if not (self._checkpointer.writes and self.begun):
             return
-        self._keep_late = self.unsettled
+        self._keep_late = self.unsettled or (not last and self._awaits_states(now_s))
         if not self._keep_late:
             self.when_whole(partial(self._keep, now_s), held=True)
 
@@ -267,14 +274,36 @@ class Program:
         amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
         return amid_fold or self.sequencer.phases.following is not None
 
+    def _awaits_states(self, now_s: float) -> bool:
+        """Whether a checkpoint has to wait for what workers on a device hold: they leave it at their next exchange. One that is
+        frozen holds it up for as long as it may be silent; after a stop for `LAST_STATE_S`, in which nobody is late."""
+        lacking = self._checkpointer.lacking(self.memory, self.sequencer)
+        if lacking and self._asked_s is None:
+            self._asked_s = now_s
+            if self.stopping:
+                self._writes(True)
+        patience_s = LAST_STATE_S if self.stopping else self.sequencer.members.silence_s
+        if lacking and now_s - (self._asked_s or now_s) < patience_s:
+            return True
+        self._asked_s = None
+        if lacking:
+            self.memory.lacks({})
+            who = ", ".join(map(str, lacking))
+            self.trouble(None, f"no exchange of worker {who} for {patience_s:g} s: the checkpoint lacks what it holds")
+        return False
+
+    def _writes(self, under_way: bool) -> None:
+        if under_way != self._writing:
+            self._writing = under_way
+            self._tell(Writing(under_way))
+
     def _keep(self, now_s: float) -> None:
-        if not self.is_finite():
-            return
-        self._tell(Writing(True))
-        self._recorder.keep(JournalWriter.flush, durable=True)
-        if why_not := self._checkpointer.write(self.sequencer, self.memory, self._recorder.position):
-            self.trouble(None, why_not)
-        self._tell(Writing(False))
+        if self.is_finite():
+            self._writes(True)
+            self._recorder.keep(JournalWriter.flush, durable=True)
+            if why_not := self._checkpointer.write(self.sequencer, self.memory, self._recorder.position):
+                self.trouble(None, why_not)
+        self._writes(False)
 
     def is_finite(self) -> bool:
         """Whether the parameters of this version may be kept; the first time they may not, that is told."""
@@ -306,7 +335,8 @@ class Program:
             self.trouble(None, lost)
         self.is_finite()
         if not self.stopping or self._keep_late:  # else it was kept when it was stopped
-            self.keep(now_s)
+            self.keep(now_s, last=True)
+        self._writes(False)
         self._recorder.end(self.version, now_s)
 
     def rows_handed_over(self) -> tuple[int, ...]:
@@ -409,10 +439,11 @@ class Program:
 
     def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
-        way, which would be a smaller one else."""
+        way, which would be a smaller one else, and to who has to come to an exchange for the last checkpoint."""
         most = asked.most
         if self._ended_s is not None:
-            if not self._strategy.gather.in_rounds or now_s - self._ended_s > WHOLE_ROUND_S:
+            whole_round = self._strategy.gather.in_rounds and now_s - self._ended_s <= WHOLE_ROUND_S
+            if not whole_round and self._asked_s is None:
                 self._replies.supplied(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)

@@ -28,6 +28,10 @@ SEVERAL = b"plesio ranks "
 NOTHING = HEAD.pack(-1, 0)
 GIVEN = 2
 """The place of what the server gave."""
+ASKED = PLACE - 1
+"""The byte that says whether a checkpoint waits."""
+CLOSE_S = 10.0
+"""Exchanges that are closer leave nothing of a device, unless a checkpoint waits: there is another one soon."""
 
 
 class Held:
@@ -49,6 +53,7 @@ class Held:
         however sparse."""
         held = cls(anonymous_file(0, "what workers hold"), ranks)
         try:
+            held.asked = True
             for worker in range(EVERYBODY, workers):
                 held.forget(worker)
         except OSError as error:
@@ -101,6 +106,20 @@ class Held:
             parts.append(os.pread(self.fd, end - at, at))
             at += len(parts[-1])
         return b"".join(parts)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it may be wanted now: always, but where the server says that no checkpoint waits."""
+        return os.pread(self.fd, 1, ASKED) == b"\1"
+
+    @asked.setter
+    def asked(self, asked: bool) -> None:
+        os.pwrite(self.fd, bytes([asked]), ASKED)
+
+    def has(self, worker: int, number: int) -> bool:
+        """Whether all processes of `worker` left what they held after its contribution `number`."""
+        places = [self._place(worker, number, rank) for rank in range(self._ranks)]
+        return all(HEAD.unpack(os.pread(self.fd, HEAD.size, place))[0] == number for place in places)
 
     def forget(self, worker: int) -> None:
         """Nothing is known of what `worker` holds."""

@@ -91,8 +91,15 @@ class ServerExchange(Exchange):
         self.cancels = strategy.release.cancel_late
         self._is_usual = not self.late and self._fragments == 1 and self.rows is None  # then nothing is said aside
         held, replica = self.held, self.replica
-        self._own = OwnState(held, self.state, self.optimizer, replica, self.local) if held is not None else None
+        own = self.state, self.optimizer, replica, self.local, self._may_wait(strategy)
+        self._own = OwnState(held, *own) if held is not None else None
         self._leaves = self._own is not None and (self.local or self.state.draws is not None)
+
+    def _may_wait(self, strategy: Strategy) -> bool:
+        """Whether what this worker holds is on a device, and still as it was when an exchange is over."""
+        on_device = isinstance(self.replica, ParameterReplica) and not self.replica.tensors[0].is_cpu
+        changes = self.late or self.by_client or strategy.adopt.blends or self._fragments > 1
+        return on_device and not changes and len(self.phases) == 1
 
     def _turn_to(self, phase: int) -> None:
         """Another phase begins: the optimizer goes on where that has it step, and the model from the version to come."""
@@ -299,6 +306,8 @@ class ServerExchange(Exchange):
         except SeatLostError as lost:
             self.begin(lost)
             return
+        if self._own is not None:
+            self._own.answered(self._number - 1)
         self._go_on(answer, self._begins_anew(answer))
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
@@ -340,7 +349,7 @@ class ServerExchange(Exchange):
     def _keep_own(self) -> None:
         """Leave what this worker holds of its own, for checkpoints."""
         if self._own is not None and self._leaves:
-            self._own.keep(self._number)
+            self._own.sends(self._number, self.pacer.now_s() - self._exchanged_s)
 
     def _place_of_part(self) -> int:
         return parts_of(self.optimizer).index(self._part) if self._part is not None else 0
@@ -408,6 +417,8 @@ class ServerExchange(Exchange):
                 )
             if not (self._steps and self._says_samples):  # else nobody says what they weigh
                 self._push(waits=True, whole=True)
+        if self._own is not None and not self._steps:
+            self._own.answered(self._number - 1, ends=True)
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
         self.replica.close()

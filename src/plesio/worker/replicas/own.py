@@ -1,8 +1,9 @@
 """What a worker holds of its own, as bytes: the state of an optimizer that steps there, and what its replica
 keeps; of a lone worker, its random sources.
 
-It is written at every exchange, though a checkpoint is due only now and then. For a run may be stopped at any moment. Then its
-checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further.
+A checkpoint wants the state after the last contribution that was answered, and the optimizer may be some steps further. So it is
+left at every exchange. From a device a copy costs more, and there a checkpoint waits for it. It is left before the next
+contribution, or after the answer to the one under way; in the end; and where exchanges are too far apart for a stop to wait.
 
 Settings (a learning rate) are not in it: schedules go to where they were, and the loop sets the rest.
 """
@@ -20,23 +21,40 @@ from plesio.errors import CheckpointError
 from plesio.tensors.carrying import unchecked
 from plesio.tensors.local import is_split, local_of, split_like
 from plesio.tensors.several import parts_of
-from plesio.transport.held import Held
+from plesio.transport.held import CLOSE_S, Held
 from plesio.worker.replicas.replica import Replica
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
 
 
 class OwnState:
-    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here."""
+    """Leaves what a worker holds in `held`, and takes it up again in a resumed run. `steps`: its optimizer steps here;
+    `may_wait`: it is left when it is asked for, and stays as it is until the worker has its answer."""
 
-    def __init__(self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool) -> None:
+    def __init__(
+        self, held: Held, state: WorkerState, optimizer: Optimizer, replica: Replica, steps: bool, may_wait: bool
+    ) -> None:
         self._held = held
         self._worker = state.worker
         self._draws = state.draws
         self._steps = steps
         self._optimizer = optimizer
         self._replica = replica
+        self._may_wait = may_wait
+        self._left = True  # as it was after the last contribution
         self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
+
+    def sends(self, number: int, since_s: float) -> None:
+        """Contribution `number` is about to be sent, so long after the exchange before it."""
+        self._left = not self._may_wait or since_s > CLOSE_S or self._held.asked
+        if self._left:
+            self.keep(number)
+
+    def answered(self, number: int, ends: bool = False) -> None:
+        """That was answered, and nothing done since; `ends`: nor will be."""
+        if not self._left and (ends or self._held.asked):
+            self._left = True
+            self.keep(number)
 
     def keep(self, number: int) -> None:
         """Leave it, as it is after contribution `number`."""

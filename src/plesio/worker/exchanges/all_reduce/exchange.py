@@ -56,6 +56,7 @@ class AllReduceExchange(ServerExchange):
         kinds = [spec.kind for spec in replica.layout.specs]
         self._buffers = [one for one, kind in zip(replica.tensors, kinds, strict=True) if kind is Kind.BUFFER]
         self._kept = [one.clone() for one in self._buffers]
+        self._kept_s = 0.0  # how long it took to leave what it holds
         self._check = DivergenceCheck(replica.layout, replica.tensors, self.optimizer)
         if isinstance(self.doorbell, IslandBell):
             self.doorbell.stamps, self.doorbell.refuse = self._stamps, self._refuse
@@ -109,13 +110,16 @@ class AllReduceExchange(ServerExchange):
 
     def _grants(self, steps: int) -> int:
         """Show it less often where that would take more than its share of the time."""
-        cost_s, worked_s = self.pacer.now_s() - self._sent_s, self._sent_s - self._exchanged_s
+        cost_s = self.pacer.now_s() - self._sent_s + self._kept_s
+        worked_s = self._sent_s - self._exchanged_s - self._kept_s
         return max(steps, int(self._steps / worked_s * cost_s / SHARE_MAX)) if steps and worked_s > 0.0 else steps
 
     def _keep_own(self) -> None:
         """What all hold alike, one of them leaves."""
         if self.captain:
+            began_s = self.pacer.now_s()
             super()._keep_own()
+            self._kept_s = self.pacer.now_s() - began_s
 
     def _next(self) -> None:
         self._number += 1
