@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from math import ceil
 
 import torch
@@ -15,11 +15,13 @@ from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
-from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.clients.description import CLIENTS, Clients, Evaluate
+from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.by_client import ClientExchange
+from plesio.worker.own_part import OwnPart
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.warn import warn
 
@@ -29,7 +31,7 @@ COUNTED = "clients"  # the counter of those that count, where there is a least n
 @dataclass(eq=False, repr=False)
 class LeasedClients:
     """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one. `begins` is called with
-    the round of each client whose turn begins."""
+    the round of each client whose turn begins; `own`: what of the model is not shared."""
 
     _clients: Clients
     _context: WorkerContext
@@ -37,8 +39,9 @@ class LeasedClients:
     _used: DataUse
     _model: nn.Module
     _begins: Callable[[int], None]
+    own: InitVar[OwnPart | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, own: OwnPart | None) -> None:
         clients, context, exchange = self._clients, self._context, self._exchange
         privacy = exchange.strategy.send.privacy
         self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
@@ -56,6 +59,7 @@ class LeasedClients:
         self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
         self._over = False
         exchange.between_clients = True
+        self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
@@ -156,9 +160,8 @@ class LeasedClients:
     def _begin(self, round: int, number: int) -> Client:
         """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
         seed = self._context.seed
-        self._exchange.begin_client()
+        client = self._client(number, round)
         self._begins(round)
-        client = Client(self._clients, number, round, seed, lambda: self._exchange.client_steps, self._skips)
         self._open = client, self._context.now_s()
         with client.spared():
             self._judge(client)
@@ -169,6 +172,14 @@ class LeasedClients:
         if self._clients.speeds is not None:
             draws = self._clients.speeds.draws(number + 1, random.Random(f"{seed} client {number}"))
             self._exchange.pacer.takes(draws())
+        return client
+
+    def _client(self, number: int, round: int) -> Client:
+        """The client, with its model: the version's parameters, and what is its own."""
+        self._exchange.begin_client()
+        seed, steps = self._context.seed, lambda: self._exchange.client_steps
+        client = Client(self._clients, number, round, seed, steps, self._skips)
+        client.kept = self._kept.begin(number) if self._kept is not None else None
         return client
 
     def _end(self) -> None:
@@ -205,7 +216,11 @@ class LeasedClients:
         if client.failed:
             self._exchange.leave_out()
             return False
+        if self._kept is not None and not self._kept.is_finite():
+            self._exchange.leave_out()
+            return self._left_out(client)
         if not self._exchange.in_rounds:
+            self._keep(client)
             self._exchange.contribute(client.samples or None)
             return self._exchange.taken
         if not client.samples and self._accountant is None:
@@ -213,26 +228,65 @@ class LeasedClients:
                 f"client {client.id}: none of its steps followed one of its batches, and it weighs nothing; loop over the client"
             )
         if not self._exchange.end_client(client.samples):
-            warn(f"client {client.id}, round {client.round}: a NaN or an infinity; it is left out of the round")
-            return False
+            return self._left_out(client)
+        self._keep(client)
         self._used.samples += client.samples
         if self._clients.clients_min:
             counted = self._context.state.riders.of(Counting).added
             counted[COUNTED] = counted.get(COUNTED, 0) + 1
         return True
 
+    def _left_out(self, client: Client) -> bool:
+        warn(f"client {client.id}, round {client.round}: a NaN or an infinity; it is left out of the round")
+        return False
+
+    def _keep(self, client: Client) -> None:
+        if self._kept is not None and client.kept is not None:
+            self._kept.leave(client.id, client.kept)
+
     def _judge(self, client: Client) -> None:
         """Evaluate on what the client holds out, if it is the round for it."""
         evaluate = self._clients.evaluate_clients
-        if evaluate is None or client.round % self._clients.evaluate_every or not client.holds_out:
-            return
+        if evaluate is not None and not client.round % self._clients.evaluate_every and client.holds_out:
+            client.log(**self._judged(client, evaluate))
+
+    def _judged(self, client: Client, evaluate: Evaluate) -> Mapping[str, float]:
         training = self._model.training
         self._model.eval()
         try:
             with torch.no_grad():
-                client.log(**evaluate(self._model, client.held_out()))
+                return evaluate(self._model, client.held_out())
         finally:
             self._model.train(training)
+
+    def evaluate(self, evaluate: Evaluate | None = None) -> dict[int, dict[str, float]]:
+        """The metrics of every client, drawn or not, on what it holds out: of the model that it would begin its next turn with,
+        which is the version that this worker has and what is the client's own.
+
+            for client in clients:
+                ...
+            if worker.rank == 0:
+                return clients.evaluate(accuracy)  # after the loop; ps.run(...).returned[0] has it
+
+        Args:
+            evaluate: `f(model, batches)` -> metrics; None: the `evaluate_clients` of `ps.Clients`.
+
+        Raises:
+            ConfigurationError: in a client's turn, no function, or clients that hold nothing out.
+        """
+        evaluate = evaluate or self._clients.evaluate_clients
+        if self._open is not None or evaluate is None or not self._clients.held_out:
+            raise ConfigurationError(
+                "clients.evaluate(f): after the loop over clients, on what Clients(held_out=0.2) holds out, by a function "
+                "f(model, batches) that gives metrics"
+            )
+        found = {}
+        for number in range(len(self._clients.split)):
+            client = self._client(number, max(0, self._round))
+            client.log(**self._judged(client, evaluate))
+            found[number] = {name: float(one) for name, one in client.last.items()}
+        self._exchange.between_clients = True
+        return found
 
     def leave(self) -> None:
         """The training function returned: the client that it left counts with what it trained on, and so does its round."""
