@@ -175,7 +175,7 @@ class Clients:
         return [int(one) for one in rng.permutation(there)[: self.per_round]]
 
     def drawn_at(self, seed: int, round: int, begun_s: float) -> tuple[list[int], float]:
-        """As `drawn`, of who is there when the round begins: that many seconds after `begun_s`, until when it waits for somebody."""
+        """As `drawn`, of those who are there; and how many seconds the round, begun after `begun_s`, waits for somebody."""
         assert callable(self.available), "it is asked with the time"
         order = np.random.default_rng((seed, round)).permutation(len(self.split)).tolist()
         for look in range(LOOKS):
