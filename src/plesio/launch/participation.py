@@ -85,6 +85,7 @@ class Place:
         wanted, keeps: as `OwnStepExchange` takes them.
         state: fetches the state of the optimizer that steps at the server.
         brought: the state that was sent for the optimizer here, where `held` is elsewhere.
+        states: the folder for what clients keep; empty where not all workers see the same.
         rows: where it asks each server for rows of tables; `bring`: takes those that the `first` worker's tables have.
     """
 
@@ -100,6 +101,7 @@ class Place:
     keeps: bool = False
     state: Callable[[], tuple[Carried, SharedBlock]] | None = None
     brought: Callable[[], States] | None = None
+    states: str = ""
     rows: Sequence[RowSlots] = ()
     bring: Callable[[Mapping[str, KeptRows]], object] = lambda rows: None
 
@@ -125,6 +127,7 @@ class Participation(ABC):
     _fetch: Callable[[], tuple[Carried, SharedBlock]] | None = None  # the state of the optimizer at the server
     _split: Shards | None = None  # this rank's part of the model
     _begun_s: float | None = None
+    states = ""
     _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
@@ -204,7 +207,7 @@ class Participation(ABC):
             specs = tuple(replace(one, order=()) for one in hello.model.specs)
             hello = replace(hello, model=replace(hello.model, specs=specs))
         place = self._seated(given, hello, carried)
-        self._fetch = place.state
+        self._fetch, self.states = place.state, place.states
         bring = {"bring": shards.bring} if shards is not None else {}
         hand_over(given.optimizer, carried, tensors, place.initial, place.first, **bring)
         tables = named_tables(given.model)
@@ -262,7 +265,7 @@ class Participation(ABC):
             if isinstance(bell, IslandBell):
                 bell.tensors, bell.probes = len(tensors), ranked.probes
             return ServerExchange(self.state, given.optimizer, ranked, *to_server)
-        replicate = partial(self._replica, given.model, tensors, place)
+        replicate = partial(self._replica, given, tensors, place)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         replica = replicate(strategy.phases[0])
         load_kernels(place.layout, strategy.phases[1:])
@@ -273,11 +276,13 @@ class Participation(ABC):
             exchange.has_tables(RowExchange(row_tables, place.rows, reader, self._rows, self._send_rows, several))
         return exchange
 
-    def _replica(self, model: nn.Module, tensors: list[torch.Tensor], place: Place, strategy: Strategy) -> Replica:
+    def _replica(self, given: Taking, tensors: list[torch.Tensor], place: Place, strategy: Strategy) -> Replica:
         """As this worker has the model in a phase of that strategy, which begins."""
-        ring = place.ring if reads_in_place(strategy, place.layout, model) else place.ring.copied
+        ring = place.ring if reads_in_place(strategy, place.layout, given.model) else place.ring.copied
         kind = replica_for(strategy, tensors[0].device)
-        return kind(place.layout, model, tensors, ring, place.slot, self.late)
+        replica = kind(place.layout, given.model, tensors, ring, place.slot, self.late)
+        replica.private = given.own.parameters if given.own is not None else ()
+        return replica
 
     @property
     def patience_s(self) -> float:

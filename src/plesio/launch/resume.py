@@ -109,8 +109,8 @@ def resumable(job: Job) -> Path | None:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
-    """`job` with where its journal and its checkpoints go, and what it begins from."""
+def kept(job: Job, folder: Path | None, clients: Path, begin_from: Resumption | None) -> Job:
+    """`job` with where its journal, its checkpoints and what `clients` keep go, and what it begins from."""
     config, into = job.config, folder / FOLDER if folder is not None else None
     asked = config.simulated or config.strategy.via.at_server  # otherwise workers fold without asking anybody
     journal = folder / FILE_NAME if folder is not None and asked else None
@@ -125,6 +125,7 @@ def kept(job: Job, folder: Path | None, begin_from: Resumption | None) -> Job:
         seed=job.config.seeded,
         train_hash=train_hash(job.train),
         journal=str(journal.resolve()) if journal is not None else "",
+        clients=str(clients.resolve()) if config.strategy.every.by_client else "",
     )
     incarnation = 1
     if begin_from is not None:

@@ -38,6 +38,7 @@ from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
 from plesio.observe.surroundings import surroundings
 from plesio.tensors.outer_optimizer import momentum_of
+from plesio.transport.client_states import FOLDER as CLIENTS
 from plesio.worker.randomness.seeding import RandomState
 
 Page = Callable[[Path], contextlib.AbstractContextManager[None]]
@@ -99,10 +100,10 @@ def start(
         document["surroundings"] = surroundings(source_of(train))
         folder = RunFolder(config.runs, document, name, config.in_words(), config.until.target)
     path = folder.path if folder is not None else None
-    job = kept(job, path, begin_from)
     called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
     saved = begin_from.saved.manifest if begin_from is not None else None
     with contextlib.ExitStack() as ending:  # until all is written
+        job = kept(job, path, _of_clients(config, path, ending), begin_from)
         seen_in = path
         if page is not None:
             seen_in = path or Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
@@ -164,6 +165,13 @@ def _check_door(config: RunConfig, listening: Listening) -> None:
             f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
             "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"
         )
+
+
+def _of_clients(config: RunConfig, path: Path | None, ending: contextlib.ExitStack) -> Path:
+    """The folder for what clients keep: in that of the run, or one that goes with it."""
+    if path is not None or not config.strategy.every.by_client:
+        return (path or Path()) / CLIENTS
+    return Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-clients-")))
 
 
 def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from plesio.protocol.worker import Riding
 from plesio.riders.counters import Counters, Counting
 from plesio.riders.rider import Half, Pushing, Rider
 from plesio.riders.schedules import Schedules, Scheduling
+from plesio.riders.turns import Turning, Turns
 
-RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling}
+RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling, Turns: Turning}
 SAID: dict[str, Callable[[bytes], Any]] = {rider.name: decoder_of(rider.said) for rider in RIDERS}
 HEARD = {rider.name: msgspec.msgpack.Decoder(half.heard).decode for rider, half in RIDERS.items()}
 H = TypeVar("H", bound=Half)
@@ -46,6 +47,12 @@ class Riders:
             self._all[name].told(worker, SAID[name](bytes(value)))
         self.answer = _packed({name: one.answer() for name, one in self._all.items()})
 
+    def turns(self, worker: int) -> str:
+        """Where what its clients are to keep lies, if that came with the contribution that is told now."""
+        turns = self._all[Turns.name]
+        assert isinstance(turns, Turns)
+        return turns.taken(worker)
+
     def answered(self, worker: int) -> None:
         """The contribution of `worker` is dealt with."""
         if worker in self._spoke:
@@ -70,7 +77,7 @@ class Riders:
         """Go on from that; all workers are new processes."""
         self._spoke.clear()
         for name, one in self._all.items():
-            one.restore(kept[name])
+            one.restore(kept.get(name))
         self.answer = _packed({name: one.answer() for name, one in self._all.items()})
 
 

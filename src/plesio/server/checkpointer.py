@@ -17,16 +17,19 @@ from plesio.memory.port import Kept, Memory
 from plesio.riders import Riders
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
+from plesio.transport.client_states import ClientStates
 
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of files, each empty where there is none: `folder` for the checkpoints, the checkpoint to `resume`
-    from, the `journal` (one that is there already is gone on with), and where a new one `begins`, in words."""
+    from, the folder of what `clients` keep, the `journal` (one that is there already is gone on with), and where a new one
+    `begins`, in words."""
 
     folder: str = ""
     every_s: float = 60.0
     keep: int = 2
     resume: str = ""
+    clients: str = ""
     seed: int = 0
     train_hash: str = ""
     journal: str = ""
@@ -73,6 +76,7 @@ class Checkpointer:
         self._made = [Progress()] * seats
         self._coming = [Progress()] * seats  # in a contribution that came and is not answered
         self.riders = Riders(seats)
+        self.states = ClientStates(Path(keeping.clients)) if keeping.clients else None
         self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
 
@@ -121,6 +125,7 @@ class Checkpointer:
         if sequencer.version == self._kept:
             return ""
         kept, done = memory.kept(), self.done(sequencer)
+        clients = self.states.newest() if self.states is not None else {}
         manifest = Manifest(
             version=sequencer.version,
             strategy=self._strategy.name,
@@ -136,12 +141,13 @@ class Checkpointer:
             steps=done.steps,
             samples=done.samples,
             riders=self.riders.kept(),
+            clients=len(clients),
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
         rows = memory.rows.write if memory.rows is not None else None
         own = self.own_states(memory)
-        why_not = self._once(lambda: self._store.try_to_save(manifest, kept.weights, kept.tensors, own, rows))
+        why_not = self._once(lambda: self._store.try_to_save(manifest, kept.weights, kept.tensors, own, rows, clients))
         if why_not:
             reason = re.sub(r"\d+", "", why_not)  # each version has a file of its own
             told = reason in self._failed
@@ -182,6 +188,8 @@ class Checkpointer:
         self.go_on(memory, own)
         self.taken = Taken(manifest.steps, manifest.samples)
         self.riders.restore(manifest.riders)
+        if self.states is not None:
+            self.states.restore(saved.path, manifest.clients, manifest.version)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
             self._kept = manifest.version
 

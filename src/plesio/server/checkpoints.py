@@ -5,6 +5,7 @@
         state.safetensors     what the server keeps beside them (momenta, corrections), as bytes
         table-0.safetensors   the rows of the model's first table (`plesio.Table`): keys, values, state, when each stepped last
         table-0.1.safetensors those of them that stepped since, and so on (`plesio.server.row_chain`)
+        clients/3             what client 3 keeps (`plesio.transport.client_states`)
         worker-3.pt           what worker 3 held (its optimizer's state, what its codec left out), where workers train alone
         manifest.json         version, order and data, numbers, place in the journal, a checksum of each file
 
@@ -36,6 +37,7 @@ from plesio.strategy import Strategy
 from plesio.tables.file import KeptRows
 from plesio.tables.links import FILE as TABLE
 from plesio.tables.links import rows_in
+from plesio.transport.client_states import keep
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
 OWN = re.compile(r"worker-(0|[1-9]\d{0,8})\.pt")
@@ -67,6 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         together: how many batches are one for the order, being a step's (`RunConfig.together`).
         steps, samples: of all workers together, without those called off.
         riders: see `plesio.riders`.
+        clients: how many files there are of what clients keep.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
     """
@@ -85,6 +88,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     samples: int = 0
     riders: dict[str, Any] = {}
+    clients: int = 0
     journal: str = ""
     position: int = 0
     files: dict[str, str] = {}
@@ -149,10 +153,12 @@ class CheckpointStore:
         state: dict[str, torch.Tensor],
         own_states: Mapping[int, bytes] = {},
         write_rows: Callable[[Path, int, int], object] | None = None,
+        clients: Mapping[str, Path] = {},
     ) -> Path:
         """Write a checkpoint and delete those that are too many; its path. If it cannot, the older ones are as they were.
 
         `write_rows` writes the files of tables into a folder, the number of the chain, with the rows that stepped after a clock.
+        `clients`: the files of what these keep, each with a checksum of its own.
         """
         path = self._folder / f"{PREFIX}{manifest.version:08d}"
         hidden = self._folder / f".{path.name}.{os.getpid()}"
@@ -171,6 +177,7 @@ class CheckpointStore:
             if write_rows is not None:
                 write_rows(hidden, chain.link_into(hidden), since)
             checksums = _write(hidden, manifest, weights, state, chain.checksums)
+            keep(clients, hidden)
             _give_name(hidden, path, None if path in own else manifest)
             rows = {name: checksum for name, checksum in checksums.items() if TABLE.fullmatch(name)}
             self._chain = Chain(path, rows, manifest.numbers.get("clock", -1))

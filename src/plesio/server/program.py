@@ -41,7 +41,7 @@ from msgspec.structs import asdict, replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import ConfigurationError, PlesioError, StrategyError
+from plesio.errors import CheckpointError, ConfigurationError, PlesioError, StrategyError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import Standing
@@ -73,6 +73,7 @@ from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
+from plesio.transport.client_states import ClientStates
 from plesio.transport.doorbell import Located
 
 WHOLE_ROUND_S = 1.0
@@ -134,6 +135,8 @@ class Program:
         self._keep_late = False  # a checkpoint, as soon as no contribution waits
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._why = -1, ""  # the run is to go over to this phase
+        self.states = self._checkpointer.states
+        self._coming: dict[tuple[int, int, int], str] = {}  # what clients keep, by the contribution that it counts with
         self._enter(sequencer.phases.now)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
@@ -194,6 +197,7 @@ class Program:
         was = self.sequencer
         self.listening = [False] * len(self.listening)
         self._seen.clear()
+        self._coming.clear()
         self.sequencer = type(was).restore(
             was.phases.whole, state.leases.workers, state, stealing=was.stealing, silence_s=was.members.silence_s
         )
@@ -381,6 +385,9 @@ class Program:
             self._checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
         if made.riders:
             self._told(worker, made.riders)
+            coming = self._checkpointer.riders.turns(worker)
+            if coming and self.states is not None:
+                self._coming[worker, incarnation, made.number] = coming
         memory.told(worker, made)
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
@@ -560,13 +567,25 @@ class Program:
             self._agreement.check(fold, self.sequencer.workers)
         try:
             self.memory.do(fold)
-        except ConfigurationError as error:
+            if self._coming and self.states is not None:
+                self._count(fold, self.states)
+        except (ConfigurationError, CheckpointError) as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
+
+    def _count(self, fold: events.Fold, states: ClientStates) -> None:
+        """What its clients keep is theirs from this version on."""
+        oldest = min((seat.computing for seat in self.sequencer.members.seats.values()), default=fold.version)
+        for one in fold.members:
+            if coming := self._coming.pop((one.worker, one.incarnation, one.number), ""):
+                states.count(coming, fold.version, oldest)
 
     def _discard(self, discard: events.Discard) -> None:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
             self._replies.repeated(discard)
         else:
+            coming = self._coming.pop((discard.worker, discard.incarnation, discard.number), "")
+            if coming and self.states is not None:
+                self.states.drop(coming)
             self.meter.dropped(discard.worker, discard.verdict.words)
 
     def _leased(self, leased: events.Leased) -> None:

@@ -39,16 +39,19 @@ def describe(
     tables: Container[int] = (),
     frozen_too: bool = False,
     unheld_too: bool = False,
+    own: Container[int] = (),
 ) -> tuple[Described, list[torch.Tensor]]:
     """The description of `model` under `optimizer`, and its tensors in the same order; `tables`: the identities of those that
     move by rows; `frozen_too`: what the optimizer holds counts as trained, though it needs no gradient yet; `unheld_too`: so
-    does what needs one, though no optimizer holds it yet."""
+    does what needs one, though no optimizer holds it yet; `own`: the identities of those that are left out."""
     param_groups = optimizer.param_groups if optimizer is not None else ()
     groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
     specs: list[TensorSpec] = []
     tensors: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         group = groups.pop(id(parameter), -1)
+        if id(parameter) in own:
+            continue
         kind = Kind.TRAINED if (parameter.requires_grad or frozen_too) and (group >= 0 or unheld_too) else Kind.FROZEN
         if kind is Kind.TRAINED and id(parameter) in tables:
             kind = Kind.ROWS
@@ -56,6 +59,8 @@ def describe(
         specs.append(_spec(_plain(name), parameter, kind, group if kind.moves else -1, asleep))
         tensors.append(parameter)
     for name, buffer in model.named_buffers():
+        if id(buffer) in own:
+            continue
         specs.append(_spec(_plain(name), buffer, Kind.BUFFER, -1))
         tensors.append(buffer)
     if not any(spec.kind is not Kind.BUFFER for spec in specs):

@@ -34,6 +34,7 @@ from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.overlap import check_apart
 from plesio.worker.island import Island
+from plesio.worker.own_part import OwnPart
 from plesio.worker.row_exchange import check_strategy
 from plesio.worker.state import WorkerState
 
@@ -41,12 +42,13 @@ from plesio.worker.state import WorkerState
 @dataclass(frozen=True)
 class Taking:
     """What a worker takes part with. `after_step`: what is done to the weights after each step; `frozen_too`: what the optimizer
-    holds may be unfrozen later."""
+    holds may be unfrozen later; `own`: what is not shared."""
 
     model: nn.Module
     optimizer: Optimizer
     after_step: AfterStep | None = None
     frozen_too: bool = False
+    own: OwnPart | None = None
 
 
 class WorkerContext(Lessor, Protocol):
@@ -59,6 +61,7 @@ class WorkerContext(Lessor, Protocol):
     inline: bool  # whether all workers of the run are in this process
     lenient: bool  # whether the run goes on without a worker that raises
     state: WorkerState
+    states: str  # the folder for what clients keep; empty where not all workers see the same
     island: Island
 
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
@@ -89,6 +92,9 @@ def introduction(
     at_server = [one.steps_at_server for one in strategy.phases]
     by_rows = all(at_server) and all(one.correct.spares_rows for one in strategy.phases)
     row_tables = named_tables(model)
+    own = given.own or OwnPart({})
+    if given.own is not None:
+        own.check(strategy)
     if row_tables:
         check_strategy(strategy, row_tables)
         tables.load_kernels()  # before training begins
@@ -98,9 +104,10 @@ def introduction(
             "one host, or sync_sgd"
         )
     sparse = tables_of(model, optimizer) if by_rows else ()
-    described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean)
+    described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean, own.identities)
     described = replace(described, specs=cut(described.specs, strategy.send.fragments))
-    check_apart([spec.name for spec in described.specs], tensors)
+    names = [spec.name for spec in described.specs]
+    check_apart([*names, *own.tensors], [*tensors, *own.tensors.values()])
     specs = specs_of(optimizer, tensors if any(at_server) else None)
     if not at_server[0]:  # what it holds stays here
         specs = tuple(replace(one, carried=None) for one in specs)

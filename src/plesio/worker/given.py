@@ -90,6 +90,18 @@ class Given:
             self.optimizers.remove(one)
         return empty
 
+    def check_own(self, names: Sequence[str], ranks: int) -> None:
+        """What is not shared has a place where it lasts."""
+        if ranks > 1:
+            raise ConfigurationError(
+                f"prepare(share=...) and ranks={ranks}: the ranks of a worker would step {listed(names)} apart; use ranks=1"
+            )
+        if any(one.state is None for one in self.clients):
+            raise ConfigurationError(
+                f"prepare(share=...) leaves {listed(names)} to each client, and nothing keeps that from one of its turns to the "
+                "next; say ps.Clients(..., state='keep')"
+            )
+
     def check_strategy(self, exchange: Exchange) -> None:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
         if self.clients and not exchange.by_client:

@@ -32,6 +32,7 @@ from plesio.worker.guards.exchanged import unwatch, watch
 from plesio.worker.guards.guards import Guards
 from plesio.worker.metrics import Metrics
 from plesio.worker.optimizer import ExchangedOptimizer
+from plesio.worker.own_part import OwnPart, Share
 from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
@@ -230,6 +231,7 @@ class Worker:
         *given: Any,
         after_step: Change | None = None,
         trainable: str = "now",
+        share: Share | None = None,
         on_write: str = "refuse",
         tables: int | None = None,
     ) -> tuple[Any, ...]:
@@ -245,6 +247,10 @@ class Worker:
                 applies it to every new version, and a worker after each step of its own optimizer.
             trainable: "now": what needs a gradient; "all": whatever the optimizer holds, so that it may be unfrozen later
                 (adapters that take turns, gradual unfreezing).
+            share: what travels, where each worker steps on its own: names of tensors or modules ("body"), patterns
+                ("*.weight"), or a function of a tensor's name and the tensor. The rest stays the worker's own, and under
+                `ps.Clients` each client's: it is never sent, and neither a version nor `run.state_dict` has it
+                (docs/federated.md).
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
                 raises at the next step, "warn" warns and lets it go.
             tables: each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` with more rows than this becomes a table
@@ -287,7 +293,7 @@ class Worker:
         if self._exchange is None:
             sorted_out.check()
             empty = sorted_out.convert(tables) if tables is not None else []
-            self._take_part(sorted_out, after_step, trainable == "all").lets_writes_go = on_write == "warn"
+            self._take_part(sorted_out, after_step, trainable == "all", share).lets_writes_go = on_write == "warn"
             self._prepared |= {id(one): one for one in empty}
         else:
             self._prepare_more(sorted_out, self._exchange)
@@ -321,8 +327,11 @@ class Worker:
                 "several folds call ps.run once each"
             )
 
-    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool) -> Exchange:
+    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool, share: Share | None) -> Exchange:
         model, optimizer = given.model, given.optimizer
+        own = OwnPart.of(model, optimizer, share) if share is not None else None
+        if own is not None:
+            given.check_own(list(own.tensors), self.island.ranks)
         self._begun = partial(self._state.trained_since, optimizer)
         self._judges = lambda: not any(one.training for one in given.modules)
         after = AfterStep.of(after_step) if after_step is not None else None
@@ -335,7 +344,7 @@ class Worker:
             self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)
         self._tables = SharedTables(model, self._state, self._context.inline)
-        exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too), self._used)
+        exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too, own), self._used)
         self._exchange = exchange
         if exchange.rows is not None:
             zero_rows_too(model)
@@ -366,15 +375,16 @@ class Worker:
             },
             **{id(one): self._loader for one in others[:1]},
             **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
-            **{id(one): self._lent(one, model) for one in given.clients},
+            **{id(one): self._lent(one, model, own) for one in given.clients},
         }
         for one in given.optimizers if self._tables.any else ():
             self._prepared[id(one)].register_step_post_hook(self._tables.settle)
         return exchange
 
-    def _lent(self, clients: Clients, model: torch.nn.Module) -> LeasedClients:
+    def _lent(self, clients: Clients, model: torch.nn.Module, own: OwnPart | None) -> LeasedClients:
         assert isinstance(self._exchange, ClientExchange), "a strategy by client has a server"
-        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, self._begin_client)
+        begins = self._begin_client
+        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, begins, own)
         return self._clients
 
     def _begin_client(self, round: int) -> None:

@@ -138,6 +138,7 @@ class ProcessContext(Participation):
             wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
             keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
+            states=self._job.keeping.clients,
             rows=self._slots,
             bring=self._bring,
         )

@@ -101,6 +101,7 @@ class Seating:
                 wanted=lambda: 1 + self._holds,
                 keeps=self._holds,
                 state=partial(self.memory.state_for, worker.rank),
+                states=str(self._program.states.folder) if self._program.states is not None else "",
                 rows=blocks.rows,
                 bring=partial(setattr, blocks, "brought"),
             )

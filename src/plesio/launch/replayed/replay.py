@@ -20,6 +20,7 @@ in time that its step was called off) is read from the journal as well.
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -138,10 +139,11 @@ def replay(
     settings = TorchSettings.of_this_process()
     try:
         _apply(journal)
-        again = _Replay(journal, strategy, train, until, servers)
-        with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock():
-            warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
-            return again.run()
+        with tempfile.TemporaryDirectory(prefix="plesio-clients-") as clients:
+            again = _Replay(journal, strategy, train, until, servers, clients if strategy.every.by_client else "")
+            with apart(journal.head.threads), closing(again.seating), warnings.catch_warnings(), no_wall_clock():
+                warnings.simplefilter("ignore")  # all that is to be said was said when the run was made
+                return again.run()
     finally:
         settings.apply()
 
@@ -171,7 +173,13 @@ class _Replay(Replies):
     """One replay: it brings the events to the server's program, and is its replies."""
 
     def __init__(
-        self, journal: Journal, strategy: Strategy, train: Callable[..., object], until: int | None, servers: int
+        self,
+        journal: Journal,
+        strategy: Strategy,
+        train: Callable[..., object],
+        until: int | None,
+        servers: int,
+        clients: str,
     ) -> None:
         head = journal.head
         self._journal = journal
@@ -179,7 +187,7 @@ class _Replay(Replies):
         self._train = own_copies(train, head.seats)
         self._until = until
         self._checksums = _Checksums()
-        self._checkpointer = Checkpointer(Keeping(), strategy, head.workers, head.seats, counts=True)
+        self._checkpointer = Checkpointer(Keeping(clients=clients), strategy, head.workers, head.seats, counts=True)
         leases = DataLeases(head.workers, head.stealing, lone=head.seats == 1)
         self._program = Program(
             strategy,

@@ -34,6 +34,7 @@ ALLOWED = {
     "speeds": Allowed(
         "a law of plesio.cluster, such as LogNormal(0.1, 1.0)", lambda value: isinstance(value, Law | None)
     ),
+    "state": Allowed("None or 'keep'", lambda value: value in (None, "keep")),
     "on_client_error": Allowed("'raise' or 'skip'", lambda value: value in (None, "raise", "skip")),
 }
 
@@ -63,6 +64,8 @@ class Clients:
             as many of each label as the client has (`dataset.targets`, `labels`, or whole numbers as its last tensor).
         evaluate_clients: `f(model, batches)` -> metrics on what is held out, before and after a client trains; every
             `evaluate_every` rounds.
+        state: "keep" keeps from round to round what is a client's own: `client.state`, and what `prepare(share=...)` leaves out.
+            A file a client, in the run's folder; for workers of the host that starts the run.
         speeds: simulated only: the law by which each client draws how long its steps take (`plesio.cluster.LogNormal(.1, 1)`),
             whichever worker trains it.
         on_client_error: what an exception of a client's data does: "raise" ends the worker, "skip" leaves the client out of its
@@ -106,6 +109,7 @@ class Clients:
     held_out: float = 0.0
     evaluate_clients: Evaluate | None = None
     evaluate_every: int = 1
+    state: str | None = None
     speeds: StepTime | None = None
     on_client_error: str | None = None
     clients_min: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from math import ceil
 
 import torch
@@ -16,10 +16,12 @@ from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.by_client import ClientExchange
+from plesio.worker.own_part import OwnPart
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.warn import warn
 
@@ -29,7 +31,7 @@ COUNTED = "clients"  # the counter of those that count, where there is a least n
 @dataclass(eq=False, repr=False)
 class LeasedClients:
     """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one. `begins` is called with
-    the round of each client whose turn begins."""
+    the round of each client whose turn begins; `own`: what of the model is not shared."""
 
     _clients: Clients
     _context: WorkerContext
@@ -37,8 +39,9 @@ class LeasedClients:
     _used: DataUse
     _model: nn.Module
     _begins: Callable[[int], None]
+    own: InitVar[OwnPart | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, own: OwnPart | None) -> None:
         clients, context, exchange = self._clients, self._context, self._exchange
         privacy = exchange.strategy.send.privacy
         self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
@@ -56,6 +59,7 @@ class LeasedClients:
         self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
         self._over = False
         exchange.between_clients = True
+        self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
@@ -167,6 +171,7 @@ class LeasedClients:
         self._exchange.begin_client()
         self._begins(round)
         client = Client(self._clients, number, round, seed, lambda: self._exchange.client_steps, self._skips)
+        client.kept = self._kept.begin(number) if self._kept is not None else None
         self._open = client, self._context.now_s()
         with client.spared():
             self._judge(client)
@@ -213,7 +218,11 @@ class LeasedClients:
         if client.failed:
             self._exchange.leave_out()
             return False
+        if self._kept is not None and not self._kept.is_finite():
+            self._exchange.leave_out()
+            return self._left_out(client)
         if not self._exchange.in_rounds:
+            self._keep(client)
             self._exchange.contribute(client.samples or None)
             return self._exchange.taken
         if not client.samples and self._accountant is None:
@@ -221,13 +230,21 @@ class LeasedClients:
                 f"client {client.id}: none of its steps followed one of its batches, and it weighs nothing; loop over the client"
             )
         if not self._exchange.end_client(client.samples):
-            warn(f"client {client.id}, round {client.round}: a NaN or an infinity; it is left out of the round")
-            return False
+            return self._left_out(client)
+        self._keep(client)
         self._used.samples += client.samples
         if self._clients.clients_min:
             counted = self._context.state.riders.of(Counting).added
             counted[COUNTED] = counted.get(COUNTED, 0) + 1
         return True
+
+    def _left_out(self, client: Client) -> bool:
+        warn(f"client {client.id}, round {client.round}: a NaN or an infinity; it is left out of the round")
+        return False
+
+    def _keep(self, client: Client) -> None:
+        if self._kept is not None and client.kept is not None:
+            self._kept.leave(client.id, client.kept)
 
     def _judge(self, client: Client) -> None:
         """Evaluate on what the client holds out, if it is the round for it."""

@@ -32,6 +32,7 @@ class Client:
         failed: what its data raised, if that leaves it out of the round; or that it dropped out.
         over: whether its turn is.
         holds_out: how many samples it does not train on.
+        kept: what it keeps from round to round, by whose that is; None: nothing.
     """
 
     _clients: Clients
@@ -43,6 +44,7 @@ class Client:
 
     def __post_init__(self, seed: int) -> None:
         self.failed = ""
+        self.kept: dict[str, Any] | None = None
         self.over = False
         self.first: dict[str, Logged] = {}
         self.last: dict[str, Logged] = {}
@@ -75,6 +77,21 @@ class Client:
         if not self.over and (steps := self._steps()) != self._steps_then:
             self._steps_then, self._samples, self._given = steps, self._samples + self._given, 0
         return self._samples
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the client keeps from round to round, whichever worker trains it: tensors, numbers, text, and lists, tuples and
+        dicts of them. It is as its last turn that counts left it; at first it is empty. Tensors come back on the CPU.
+
+        Raises:
+            ConfigurationError: without `ps.Clients(..., state="keep")`.
+        """
+        if self.kept is None:
+            raise ConfigurationError(
+                "client.state: nothing of a client's lasts beyond its turn without ps.Clients(..., state='keep')"
+            )
+        state: dict[str, Any] = self.kept.setdefault("state", {})
+        return state
 
     def __iter__(self) -> Iterator[Any]:
         if not torch.is_grad_enabled():

@@ -105,7 +105,8 @@ class OwnState:
         """By the number of the tensor in the model."""
         places: dict[int, Any] = {id(one): place for place, one in enumerate(self._replica.tensors)}
         own = self._optimizer.state if self._steps else {}
-        return {places.get(id(key), key): _of_this_process(state) for key, state in own.items()}
+        kept = ((places.get(id(key), key), state) for key, state in own.items())
+        return {key: _of_this_process(state) for key, state in kept if not isinstance(key, torch.Tensor)}  # not shared
 
 
 def _loaded(data: bytes) -> Any:

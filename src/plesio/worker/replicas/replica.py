@@ -49,6 +49,8 @@ class Replica:
     copies: tuple[Kind, ...] = tuple(Kind)
     part = ALL_PARTS
     """Which part of the model the contribution under way is of, and its answer."""
+    private: Sequence[torch.Tensor] = ()
+    """Parameters beside these, which the optimizer moves here and nobody else has."""
 
     def __init__(
         self,
@@ -135,6 +137,7 @@ class Replica:
         self.note_gradients()
         gradients = [one.grad for one in self._stepping]
         self.missing += sum(one is None for one in gradients)
+        gradients += [one.grad for one in self.private]
         return self._test([one._values() if one.is_sparse else one for one in gradients if one is not None], later)
 
     def _test(self, numbers: list[torch.Tensor], later: bool) -> bool:
@@ -198,7 +201,7 @@ class Replica:
 
     def drop_gradients(self, sent: bool = False) -> None:
         """Keep what was computed so far out of the next contribution; `sent`: only what this step sent."""
-        for tensor in self._stepping if sent else self.trained:
+        for tensor in (*(self._stepping if sent else self.trained), *self.private):
             tensor.grad = None
 
 
