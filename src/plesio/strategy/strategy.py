@@ -121,6 +121,8 @@ class Strategy:
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
         if self.send.privacy is not None:
             self._check_privacy()
+        if self.send.control:
+            self._check_control()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -149,6 +151,26 @@ class Strategy:
             self._refuse("correct", "gather", why)
         if self.adopt.looks_ahead != by_worker:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
+
+    def _check_control(self) -> None:
+        """Control variates move as the model does: by the sum of what a whole round's clients say."""
+        if self.send != answers.Delta(control=True):
+            raise StrategyError(
+                f"{self.name}: send={self.send}: control variates travel as they are; leave codec, privacy and fragments out"
+            )
+        own = {
+            "every": answers.Clients(),
+            "gather": answers.Round(),
+            "weigh": answers.Equal(),
+            "adopt": answers.Replace(),
+        }
+        for field, answer in own.items():
+            if getattr(self, field) != answer:
+                self._refuse("send", field, f"control variates go with {field}={answer}, as scaffold() has it")
+        if self.outer != answers.Outer("SGD", "sum", lr=dict(getattr(self.outer, "settings", ())).get("lr", 1.0)):
+            self._refuse(
+                "send", "outer", "control variates go with outer=Outer('SGD', 'sum', lr=1.0), as scaffold() has it"
+            )
 
     def _check_privacy(self) -> None:
         """The bound is on one client's part of a release."""
@@ -307,7 +329,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"control", "rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")

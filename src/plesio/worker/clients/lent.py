@@ -60,6 +60,10 @@ class LeasedClients:
         self._over = False
         exchange.between_clients = True
         self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
+        if exchange.strategy.send.control and clients.state is None:
+            raise ConfigurationError(
+                f"{exchange.strategy.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"
+            )
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
@@ -168,10 +172,11 @@ class LeasedClients:
     def _begin(self, round: int, number: int) -> Client:
         """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
         seed = self._context.seed
-        self._exchange.begin_client()
+        kept = self._kept.begin(number) if self._kept is not None else None
+        self._exchange.begin_client(kept, len(self._drawn[1]), len(self._clients.split))
         self._begins(round)
         client = Client(self._clients, number, round, seed, lambda: self._exchange.client_steps, self._skips)
-        client.kept = self._kept.begin(number) if self._kept is not None else None
+        client.kept = kept
         self._open = client, self._context.now_s()
         with client.spared():
             self._judge(client)

@@ -89,7 +89,7 @@ class Replica:
                 if here:
                     view.copy_(tensor.detach())
                 tensor.data = view
-        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves]
+        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves and not spec.beside]
         self.trained = [self.tensors[index] for index in self._trained]
         self._stepping, self._turn = self.trained, set(self._trained)
         self._addresses = self._addresses_now()
@@ -102,6 +102,16 @@ class Replica:
 
     def _get_ready(self) -> None:
         """Prepare what a kind of replica needs of its own."""
+
+    @property
+    def places(self) -> list[int]:
+        """The numbers of the trained parameters."""
+        return self._trained
+
+    @property
+    def stepping(self) -> set[int]:
+        """The numbers of those that the next step is of."""
+        return self._turn
 
     def turn_to(self, part: Optimizer) -> None:
         """The next step is of the parameters of `part`, one of several optimizers."""
