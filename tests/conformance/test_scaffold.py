@@ -99,7 +99,7 @@ def by_hand(rounds: int, make: Make = plain, lr: float = 1.0, left_out: Any = la
             optimizer, rates, mine = make(model), [0.0] * len(x), own[number]
             group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
 
-            def correct(group_of: Any = group_of, mine: Any = mine, rates: Any = rates) -> None:
+            def correct(group_of: Any = group_of, mine: Any = mine, rates: Any = rates, c: Any = c) -> None:
                 for at, parameter in enumerate(trained):
                     slope = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     parameter.grad = slope - mine[at] + c[at]
@@ -212,7 +212,7 @@ def test_clients_that_drop_out_count_as_not_moved(tmp_path: Path) -> None:
         torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
 
 
-def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_and_replays(tmp_path: Path) -> None:
     whole = simulated(ps.scaffold(), 3, UNEVEN, rounds=6)
     first = simulated(
         ps.scaffold(), 3, UNEVEN, rounds=6, runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4),

@@ -106,7 +106,8 @@ class Given:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
         if self.clients and not exchange.by_client:
             raise ConfigurationError(
-                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, scaffold, fedbuff or fedasync"
+                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, scaffold, fedbuff or "
+                "fedasync"
             )
         if self.clients and exchange.late:
             raise ConfigurationError(

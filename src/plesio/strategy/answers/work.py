@@ -221,7 +221,7 @@ class Delta(Answer):
     (Douillard et al. 2025, arXiv 2501.18512). The worker goes on with the other parts from where it is. Its last exchange is of
     all of them.
 
-    With `control` control variates travel along, by which clients correct their steps (Karimireddy et al. 2020, arXiv 1910.06378).
+    With `control` the control variates by which clients correct their steps travel along (`plesio.scaffold`).
     """
 
     codec: Annotated[Codec | None, CODEC_OR_NONE] = None

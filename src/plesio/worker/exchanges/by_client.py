@@ -24,8 +24,8 @@ class ClientExchange(ServerExchange):
             self._control = ControlVariates(self._stepped, self.optimizer, rate)
 
     def begin_client(self, kept: dict[str, Any] | None, drawn: int, clients: int) -> None:
-        """The model is the version's again, and the optimizer has no state. The client has `kept` this, and is one of so many that
-        were `drawn` of all `clients`."""
+        """The model is the version's again, and the optimizer has no state. The client has `kept` this; so many of all
+        `clients` were `drawn` with it."""
         self.optimizer.state.clear()
         self._stepped.begin_client()
         self.replica.drop_gradients()

@@ -36,11 +36,9 @@ class ControlVariates:
         self._kept, self._share, self._all_share = kept, 1 / drawn, 1 / (clients * self._rate)
         self._groups = {id(one): group for group in self._plain_groups() for one in group["params"]}
         self._common = [self._replica.arena.views[beside].clone() for beside in self._places.values()]
-        self._own = [one.to(c.device) for one, c in zip(kept[KEPT], self._common)] if KEPT in kept else self._zeros()
-        self._rates = [0.0] * len(self._own)
-
-    def _zeros(self) -> list[torch.Tensor]:
-        return list(map(torch.zeros_like, self._common))
+        self._own = kept.get(KEPT) or list(map(torch.zeros_like, self._common))
+        self._correction = [c - own.to(c.device) for c, own in zip(self._common, self._own, strict=True)]
+        self._rates = [0.0] * len(self._common)
 
     def _plain_groups(self) -> list[dict[str, Any]]:
         parts = parts_of(self._optimizer)
@@ -62,18 +60,16 @@ class ControlVariates:
                 continue
             tensor = self._replica.tensors[index]
             slope = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.to_dense()
-            tensor.grad = slope.add_(self._common[at]).sub_(self._own[at])
+            tensor.grad = slope.add_(self._correction[at])
             self._rates[at] += float(self._groups[id(tensor)]["lr"])
 
     def end(self, moved: Arena) -> None:
         """The turn is over and counts: `moved` has how far it moved the model, and is to have what that is of the version."""
         now = []
-        for (index, beside), c, own, rate in zip(
-            self._places.items(), self._common, self._own, self._rates, strict=True
-        ):
-            delta = moved.views[index]
-            change = (delta / -rate - c) if rate else torch.zeros_like(c)
-            now.append(own + change)
+        for at, (index, beside) in enumerate(self._places.items()):
+            delta, c, own, rate = moved.views[index], self._common[at], self._own[at], self._rates[at]
+            change = delta / -rate - c if rate else torch.zeros_like(c)
+            now.append(own.to(c.device) + change)
             moved.views[beside].copy_(change.mul_(self._all_share))
             delta.mul_(self._share)
         self._kept[KEPT] = now
