@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import plesio as ps
+from plesio.transport.client_states import ClientStates
 
 CLIENTS, ROUNDS, PER_ROUND = 9, 6, 4
 Turn = tuple[int, int, list[Any]]
@@ -74,7 +76,7 @@ def plain(turns: list[Turn], shared: Any) -> tuple[dict[str, torch.Tensor], dict
 
 
 @pytest.mark.parametrize(
-    "share, shared",
+    ("share", "shared"),
     [
         (["0", "1"], lambda name: name[0] in "01"),  # FedPer: each its own head
         (lambda name, tensor: not name.startswith("1."), lambda name: name[0] != "1"),  # FedBN: its own batch norm
@@ -97,4 +99,11 @@ def test_as_a_plain_loop(share: Any, shared: Any, workers: int, tmp_path: Any) -
     assert run.state_dict.keys() == body.keys()
     for name, one in body.items():
         assert torch.allclose(run.state_dict[name].double(), one.double(), atol=1e-6), name
-    print(sorted((run.folder / "clients").iterdir()))
+    assert run.folder is not None
+    states = ClientStates(run.folder / "clients")
+    for client in {client for _, client, _ in turns}:
+        record = torch.load(io.BytesIO(states.get(client, run.version) or b""), weights_only=True)
+        assert record["state"] == {"turns": sum(one == client for _, one, _ in turns)}
+        assert record["own"].keys() == heads[client].keys()
+        for name, own in heads[client].items():
+            torch.testing.assert_close(record["own"][name], own, rtol=1e-5, atol=1e-6, msg=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass
 from math import ceil
 
@@ -15,7 +15,7 @@ from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
-from plesio.worker.clients.description import CLIENTS, Clients
+from plesio.worker.clients.description import CLIENTS, Clients, Evaluate
 from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.clients.turn import Client
 from plesio.worker.context import WorkerContext
@@ -172,11 +172,9 @@ class LeasedClients:
     def _begin(self, round: int, number: int) -> Client:
         """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
         seed = self._context.seed
-        kept = self._kept.begin(number) if self._kept is not None else None
-        self._exchange.begin_client(kept, len(self._drawn[1]), len(self._clients.split))
+        client = self._client(number, round)
+        self._exchange.begin_control(client.kept, len(self._drawn[1]), len(self._clients.split))
         self._begins(round)
-        client = Client(self._clients, number, round, seed, lambda: self._exchange.client_steps, self._skips)
-        client.kept = kept
         self._open = client, self._context.now_s()
         with client.spared():
             self._judge(client)
@@ -187,6 +185,14 @@ class LeasedClients:
         if self._clients.speeds is not None:
             draws = self._clients.speeds.draws(number + 1, random.Random(f"{seed} client {number}"))
             self._exchange.pacer.takes(draws())
+        return client
+
+    def _client(self, number: int, round: int) -> Client:
+        """The client, with its model: the version's parameters, and what is its own."""
+        self._exchange.begin_client()
+        seed, steps = self._context.seed, lambda: self._exchange.client_steps
+        client = Client(self._clients, number, round, seed, steps, self._skips)
+        client.kept = self._kept.begin(number) if self._kept is not None else None
         return client
 
     def _end(self) -> None:
@@ -254,15 +260,45 @@ class LeasedClients:
     def _judge(self, client: Client) -> None:
         """Evaluate on what the client holds out, if it is the round for it."""
         evaluate = self._clients.evaluate_clients
-        if evaluate is None or client.round % self._clients.evaluate_every or not client.holds_out:
-            return
+        if evaluate is not None and not client.round % self._clients.evaluate_every and client.holds_out:
+            client.log(**self._judged(client, evaluate))
+
+    def _judged(self, client: Client, evaluate: Evaluate) -> Mapping[str, float]:
         training = self._model.training
         self._model.eval()
         try:
             with torch.no_grad():
-                client.log(**evaluate(self._model, client.held_out()))
+                return evaluate(self._model, client.held_out())
         finally:
             self._model.train(training)
+
+    def evaluate(self, evaluate: Evaluate | None = None) -> dict[int, dict[str, float]]:
+        """The metrics of every client, drawn or not, on what it holds out: of the model that it would begin its next turn with,
+        which is the version that this worker has and what is the client's own.
+
+            for client in clients:
+                ...
+            if worker.rank == 0:
+                return clients.evaluate(accuracy)  # after the loop; ps.run(...).returned[0] has it
+
+        Args:
+            evaluate: `f(model, batches)` -> metrics; None: the `evaluate_clients` of `ps.Clients`.
+
+        Raises:
+            ConfigurationError: in a client's turn, no function, or clients that hold nothing out.
+        """
+        evaluate = evaluate or self._clients.evaluate_clients
+        if self._open is not None or evaluate is None or not self._clients.held_out:
+            raise ConfigurationError(
+                "clients.evaluate(f): after the loop over clients, on what Clients(held_out=0.2) holds out, by a function "
+                "f(model, batches) that gives metrics"
+            )
+        found = {}
+        for number in range(len(self._clients.split)):
+            client = self._client(number, max(0, self._round))
+            found[number] = {name: float(one) for name, one in self._judged(client, evaluate).items()}
+        self._exchange.between_clients = True
+        return found
 
     def leave(self) -> None:
         """The training function returned: the client that it left counts with what it trained on, and so does its round."""

@@ -23,14 +23,16 @@ class ClientExchange(ServerExchange):
             rate = dict(self.strategy.outer.settings)["lr"]  # type: ignore[union-attr]
             self._control = ControlVariates(self._stepped, self.optimizer, rate)
 
-    def begin_client(self, kept: dict[str, Any] | None, drawn: int, clients: int) -> None:
-        """The model is the version's again, and the optimizer has no state. The client has `kept` this; so many of all
-        `clients` were `drawn` with it."""
+    def begin_client(self) -> None:
+        """The model is the version's again, and the optimizer has no state."""
         self.optimizer.state.clear()
         self._stepped.begin_client()
         self.replica.drop_gradients()
         self._finite, self.replica.finite, self._before_client = True, None, self._steps
         self.between_clients = False
+
+    def begin_control(self, kept: dict[str, Any] | None, drawn: int, clients: int) -> None:
+        """The client, of so many that were `drawn` of all `clients`, corrects its steps by what it has `kept`."""
         if self._control is not None and kept is not None:
             self._control.begin(kept, drawn, clients)
 
@@ -47,9 +49,10 @@ class ClientExchange(ServerExchange):
     def end_client(self, samples: int) -> bool:
         """Keep what a client moved for the round; whether that is finite, and counts."""
         privacy, control = self.strategy.send.privacy, self._control
-        weight, clip = (samples if control is None else 1, None) if privacy is None else (1, privacy.clip)
-        weighed = control.end if control is not None else None
-        if self._finite and self.replica.stepped_finite() and self._stepped.add_client(weight, clip, weighed):
+        weight = samples if privacy is None and control is None else 1
+        clip = privacy.clip if privacy is not None else None
+        said = control.end if control is not None else None
+        if self._finite and self.replica.stepped_finite() and self._stepped.add_client(weight, clip, said):
             return True
         self.leave_out()
         return False
@@ -61,8 +64,8 @@ class ClientExchange(ServerExchange):
     def end_round(self, release: bool) -> None:
         """Exchange what the clients moved. Under privacy a round that is a `release` makes a version of noise if nobody moved."""
         privacy = self.strategy.send.privacy
-        alone = None if self._control is None else 1.0
-        self._stepped.take_clients(alone if privacy is None else privacy.per_round)
+        total = 1.0 if self.sums else None
+        self._stepped.take_clients(total if privacy is None else privacy.per_round)
         self._finite, self.replica.finite = True, None
         if privacy is not None and release:
             self._steps = max(1, self._steps)

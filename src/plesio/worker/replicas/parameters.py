@@ -64,8 +64,8 @@ class ParameterReplica(Replica):
         """Parameters and buffers are those of the version again."""
         self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
 
-    def add_client(self, weight: float, clip: float | None, weighed: Callable[[Arena], object] | None = None) -> bool:
-        """Keep how far a client moved the parameters, `clip` at most, or as it is `weighed`; whether it is finite and counts."""
+    def add_client(self, weight: float, clip: float | None, said: Callable[[Arena], object] | None = None) -> bool:
+        """Keep how far a client moved the parameters, `clip` at most, with what `said` makes of it; whether it is finite and counts."""
         self.check()
         if not are_finite(self.arena.of_kind(Kind.TRAINED)):
             return False
@@ -78,8 +78,8 @@ class ParameterReplica(Replica):
             )
             for mine in moved if norm > clip else ():
                 mine.mul_(clip / norm)
-        if weighed is not None:
-            weighed(self.arena)
+        if said is not None:
+            said(self.arena)
         if self._clients is None:
             self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
         self._clients.add(self.arena, weight)

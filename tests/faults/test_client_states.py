@@ -1,0 +1,31 @@
+"""A client's state is what its last turn left that counts: real processes, killed for real."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import plesio as ps
+from plesio.strategy import Strategy
+from support.client_turns import check, train
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+@pytest.mark.parametrize(
+    "strategy",
+    [ps.fedavg(), ps.fedbuff(3), pytest.param(ps.fedasync(), marks=pytest.mark.slow)],
+    ids=lambda one: str(one.name),
+)
+def test_a_turn_that_dies_leaves_what_was_there(strategy: Strategy, dies: str, tmp_path: Path) -> None:
+    """`after`: its state is written, and its contribution is not sent."""
+    log = tmp_path / "log"
+    task = partial(train, rounds=8, log=str(log), rest_s=0.002, dies=dies)
+    run = ps.run(task, strategy, workers=3, runs=tmp_path, timeout_s=30)
+    assert [one.left for one in run.workers] == ["finished", "died", "finished"]
+    assert run.folder is not None
+    turns, became = check(run.folder, log)
+    assert became["counts"] == 32
+    assert turns == 32 + became["lost"]
+    assert ps.replay(run.folder, task).identical
