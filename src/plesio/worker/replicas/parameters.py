@@ -65,7 +65,7 @@ class ParameterReplica(Replica):
         self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
 
     def add_client(self, weight: float, clip: float | None, said: Callable[[Arena], object] | None = None) -> bool:
-        """Keep how far a client moved the parameters, `clip` at most, with what `said` makes of it; whether it is finite and counts."""
+        """Keep how far a client moved the parameters, `clip` at most, as `said` makes it; whether it is finite and counts."""
         self.check()
         if not are_finite(self.arena.of_kind(Kind.TRAINED)):
             return False
