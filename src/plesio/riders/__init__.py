@@ -85,10 +85,14 @@ class Halves:
     """A worker's halves."""
 
     def __init__(self) -> None:
-        self._all = {rider.name: half() for rider, half in RIDERS.items()}
+        self._all = {rider.name: half() for rider, half in RIDERS.items() if half.always}
 
     def of(self, kind: type[H]) -> H:
-        return next(one for one in self._all.values() if isinstance(one, kind))
+        found = next((one for one in self._all.values() if isinstance(one, kind)), None)
+        if found is None:
+            found = kind()
+            self._all |= {rider.name: found for rider, half in RIDERS.items() if half is kind}
+        return found
 
     def take(self, pushing: Pushing) -> Riding:
         """What goes with the contribution that is sent now."""

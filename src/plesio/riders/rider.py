@@ -60,6 +60,8 @@ class Half:
 
     heard: ClassVar[Any]
     """Of which type is what the server answers."""
+    always: ClassVar[bool] = True
+    """Whether it is there before anybody asks for it."""
 
     def take(self, pushing: Pushing) -> Any:
         """What goes with the contribution that is sent now; None: nothing."""
