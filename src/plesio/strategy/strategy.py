@@ -154,22 +154,19 @@ class Strategy:
 
     def _check_control(self) -> None:
         """Control variates move as the model does: by the sum of what a whole round's clients say."""
-        if self.send != answers.Delta(control=True):
+        mine = self.every, self.send, self.weigh, self.gather, self.adopt, getattr(self.outer, "lr_scale", "")
+        plain = (
+            answers.Clients(),
+            answers.Delta(control=True),
+            answers.Equal(),
+            answers.Round(),
+            answers.Replace(),
+            "sum",
+        )
+        if mine != plain:
             raise StrategyError(
-                f"{self.name}: send={self.send}: control variates travel as they are; leave codec, privacy and fragments out"
-            )
-        own = {
-            "every": answers.Clients(),
-            "gather": answers.Round(),
-            "weigh": answers.Equal(),
-            "adopt": answers.Replace(),
-        }
-        for field, answer in own.items():
-            if getattr(self, field) != answer:
-                self._refuse("send", field, f"control variates go with {field}={answer}, as scaffold() has it")
-        if self.outer != answers.Outer("SGD", "sum", lr=dict(getattr(self.outer, "settings", ())).get("lr", 1.0)):
-            self._refuse(
-                "send", "outer", "control variates go with outer=Outer('SGD', 'sum', lr=1.0), as scaffold() has it"
+                f"{self.name}: control variates travel as they are, and move by the sum of a whole round of clients; take "
+                "scaffold(), without buffers, codec, privacy or a leash"
             )
 
     def _check_privacy(self) -> None:

@@ -79,27 +79,20 @@ def describe(
 
 def with_control(described: Described, tensors: list[torch.Tensor]) -> tuple[Described, list[torch.Tensor]]:
     """And beside each trained tensor a control variate, which begins with zeros and is in no state_dict."""
-    if buffers := [
-        spec.name for spec in described.specs if spec.kind is Kind.BUFFER and spec.torch_dtype.is_floating_point
-    ]:
+    both = list(zip(described.specs, tensors, strict=True))
+    if means := [spec.name for spec, one in both if spec.kind is Kind.BUFFER and one.is_floating_point()]:
         raise ConfigurationError(
-            f"ps.scaffold adds up what clients moved, and of buffers ({', '.join(buffers[:3])}) there is only a mean; use layers "
+            f"ps.scaffold adds up what clients moved, and of buffers ({', '.join(means[:3])}) there is only a mean; use layers "
             "without running statistics (GroupNorm in place of BatchNorm)"
         )
-    trained = [(spec, one) for spec, one in zip(described.specs, tensors, strict=True) if spec.kind is Kind.TRAINED]
-    group = 1 + max(spec.group for spec, _ in trained)
+    trained = [(spec, one) for spec, one in both if spec.kind is Kind.TRAINED]
+    own = {"group": 1 + max(spec.group for spec, _ in trained), "beside": True}
     variates = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) for _, one in trained]
-    specs = [
-        replace(
-            spec,
-            name=f"{spec.name} (control variate)",
-            dtype=str(one.dtype).removeprefix("torch."),
-            group=group,
-            beside=True,
-        )
+    named = [
+        replace(spec, name=f"{spec.name} (control variate)", dtype=str(one.dtype).removeprefix("torch."), **own)
         for (spec, _), one in zip(trained, variates, strict=True)
     ]
-    return replace(described, specs=(*described.specs, *specs)), [*tensors, *variates]
+    return replace(described, specs=(*described.specs, *named)), [*tensors, *variates]
 
 
 def tables_in(model: nn.Module) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class ClientExchange(ServerExchange):
         self._control: ControlVariates | None = None
         if self.sums:
             rate = dict(self.strategy.outer.settings)["lr"]  # type: ignore[union-attr]
-            self._control = ControlVariates(self._stepped, self.optimizer, rate)
+            self._control = ControlVariates(self._stepped, rate)
 
     def begin_client(self) -> None:
         """The model is the version's again, and the optimizer has no state."""
@@ -38,7 +38,7 @@ class ClientExchange(ServerExchange):
 
     def move(self) -> None:
         if self._control is not None:
-            self._control.correct()
+            self._control.correct(self.part)
         super().move()
 
     @property

@@ -103,16 +103,6 @@ class Replica:
     def _get_ready(self) -> None:
         """Prepare what a kind of replica needs of its own."""
 
-    @property
-    def places(self) -> list[int]:
-        """The numbers of the trained parameters."""
-        return self._trained
-
-    @property
-    def stepping(self) -> set[int]:
-        """The numbers of those that the next step is of."""
-        return self._turn
-
     def turn_to(self, part: Optimizer) -> None:
         """The next step is of the parameters of `part`, one of several optimizers."""
         own = {id(parameter) for group in part.param_groups for parameter in group["params"]}
