@@ -281,8 +281,9 @@ def test_who_cannot_take_part(task: Any, words: str) -> None:
         {"every": Clients(proximal=0.1)},
         {"gather": Buffer(3), "release": Freely(), "admit": Everything()},
         {"outer": Outer("SGD", lr=1.0)},
+        {"outer": Outer("SGD", "sum", lr=1.0, momentum=0.9)},
     ],
-    ids=["codec", "leash", "buffer", "mean"],
+    ids=["codec", "leash", "buffer", "mean", "momentum"],
 )
 def test_a_strategy_that_cannot_be(change: dict[str, Any]) -> None:
     fields = {field: getattr(ps.scaffold(), field) for field in ps.scaffold().__slots__}

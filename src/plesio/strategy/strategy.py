@@ -154,16 +154,10 @@ class Strategy:
 
     def _check_control(self) -> None:
         """Control variates move as the model does: by the sum of what a whole round's clients say."""
-        mine = self.every, self.send, self.weigh, self.gather, self.adopt, getattr(self.outer, "lr_scale", "")
-        plain = (
-            answers.Clients(),
-            answers.Delta(control=True),
-            answers.Equal(),
-            answers.Round(),
-            answers.Replace(),
-            "sum",
-        )
-        if mine != plain:
+        rate = [one for one in getattr(self.outer, "settings", ()) if one[0] == "lr"]
+        mine = self.every, self.send, self.weigh, self.gather, self.adopt, self.outer
+        plain = answers.Clients(), answers.Delta(control=True), answers.Equal(), answers.Round(), answers.Replace()
+        if not rate or mine != (*plain, answers.Outer("SGD", "sum", rate)):
             raise StrategyError(
                 f"{self.name}: control variates travel as they are, and move by the sum of a whole round of clients; take "
                 "scaffold(), without buffers, codec, privacy or a leash"

@@ -107,10 +107,10 @@ def introduction(
     described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean, own.identities)
     if strategy.send.control:
         if row_tables or given.after_step is not None:
-            what = (
-                "after_step=, which moves weights, too" if given.after_step is not None else "tables, which rows step"
+            what = "tables" if row_tables else "after_step="
+            raise ConfigurationError(
+                f"ps.scaffold knows a client's mean gradient by how its steps moved it: leave out {what}"
             )
-            raise ConfigurationError(f"ps.scaffold knows a client's mean gradient by its steps alone: leave out {what}")
         described, tensors = with_control(described, tensors)
     described = replace(described, specs=cut(described.specs, strategy.send.fragments))
     names = [spec.name for spec in described.specs]
