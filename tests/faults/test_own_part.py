@@ -56,7 +56,9 @@ def train(worker: ps.Worker, told: str) -> list[float]:
 def pieces(told: Path) -> list[bytes]:
     """Some of what each site has told, 16 bytes each."""
     whole = [Path(f"{told}-{site}").read_bytes() for site in range(SITES)]
-    return [one[at : at + 16] for one in whole for at in range(0, len(one), 4096) if b"\0\0\0\0" not in one[at : at + 16]]
+    return [
+        one[at : at + 16] for one in whole for at in range(0, len(one), 4096) if b"\0\0\0\0" not in one[at : at + 16]
+    ]
 
 
 def test_a_head_receives_nothing_of_what_a_site_keeps(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def load_weights(blocks: Blocks, kept: Kept, name: str) -> None:
     if wanted != got:
         differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)
         first = next(differ, f"{len(wanted)} tensors, got {len(got)}")
-        raise CheckpointError(f"{name} is of another model: it has {first}; build the model as it was")
+        raise CheckpointError(
+            f"{name} is of another model: it has {first}; build the model as it was (and prepare it so)"
+        )
     views = blocks.ring[0].views
     for weight, index in blocks.model.names:
         views[index].copy_(kept.weights[weight])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -112,6 +113,15 @@ def _names(model: nn.Module) -> list[tuple[torch.Tensor, list[str]]]:
     return list(found.values())
 
 
+def _places(name: str) -> list[str]:
+    """The modules that a tensor is in, the outermost first, and its own name.
+
+    >>> _places("body.0.weight")
+    ['body', 'body.0', 'body.0.weight']
+    """
+    return list(accumulate(name.split("."), "{}.{}".format))
+
+
 def _matching(share: Share, names: list[tuple[torch.Tensor, list[str]]]) -> set[str]:
     every = [(name, tensor) for tensor, aliases in names for name in aliases]
     if callable(share):
@@ -123,11 +133,10 @@ def _matching(share: Share, names: list[tuple[torch.Tensor, list[str]]]) -> set[
             raise ConfigurationError(
                 f"prepare(share=...) has {one!r}: it takes names, patterns such as 'body.*', or a function of a name and a tensor"
             )
-        matched = {name for name, _ in every if name == one or name.startswith(f"{one}.") or fnmatchcase(name, one)}
+        matched = {name for name, _ in every if any(fnmatchcase(place, one) for place in _places(name))}
         if not matched:
             known = [name for name, _ in every]
-            modules = {name.rpartition(".")[0] for name in known} - {""}
-            close = get_close_matches(one, [*modules, *known], 1)
+            close = get_close_matches(one, dict.fromkeys(place for name in known for place in _places(name)), 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigurationError(
                 f"prepare(share={one!r}): no parameter or buffer has that name; the model has {', '.join(known[:20])}"

@@ -37,7 +37,7 @@ from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.shared_tables import SharedTables
-from plesio.worker.warn import warn_at_end
+from plesio.worker.warn import listed, warn, warn_at_end
 
 
 class Worker:
@@ -346,6 +346,11 @@ class Worker:
         self._tables = SharedTables(model, self._state, self._context.inline)
         exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too, own), self._used)
         self._exchange = exchange
+        if own is not None and self._state.before and not given.clients:
+            warn(
+                f"worker {self.rank} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
+                "share= leaves out; load it from a file of the worker's own"
+            )
         if exchange.rows is not None:
             zero_rows_too(model)
             warn_of_frozen(model)

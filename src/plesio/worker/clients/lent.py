@@ -296,7 +296,8 @@ class LeasedClients:
         found = {}
         for number in range(len(self._clients.split)):
             client = self._client(number, max(0, self._round))
-            found[number] = {name: float(one) for name, one in self._judged(client, evaluate).items()}
+            client.log(**self._judged(client, evaluate))
+            found[number] = {name: float(one) for name, one in client.last.items()}
         self._exchange.between_clients = True
         return found
 
