@@ -212,19 +212,21 @@ def test_clients_that_drop_out_count_as_not_moved(tmp_path: Path) -> None:
         torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
 
 
-def test_a_resumed_run_is_the_same_and_replays(tmp_path: Path) -> None:
-    whole = simulated(ps.scaffold(), 3, UNEVEN, rounds=6)
-    first = simulated(
-        ps.scaffold(), 3, UNEVEN, rounds=6, runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4),
-        until=ps.Until(seconds=0.6 * whole.summary.wall_s),
-    )  # fmt: skip
+@pytest.mark.parametrize(("workers", "cluster"), [(1, "uniform"), (3, UNEVEN)], ids=["1", "3"])
+def test_a_resumed_run_is_the_same_and_replays(workers: int, cluster: Any, tmp_path: Path) -> None:
+    """To the last bit, but for the order in which several workers' clients are added up."""
+    close = CLOSE if workers > 1 else {"rtol": 0.0, "atol": 0.0}
+    one = partial(simulated, ps.scaffold(), workers, cluster, rounds=6)
+    whole = one()
+    until = ps.Until(seconds=0.6 * whole.summary.wall_s)
+    first = one(runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4), until=until)
     assert 0 < first.version < 6
-    second = simulated(ps.scaffold(), 3, UNEVEN, rounds=6, runs=tmp_path / "b", resume=first.folder)
+    second = one(runs=tmp_path / "b", resume=first.folder)
     assert ps.replay(second.folder, partial(train, rounds=6)).identical
     for name, value in second.state_dict.items():
-        torch.testing.assert_close(value, whole.state_dict[name], **CLOSE, msg=name)
+        torch.testing.assert_close(value, whole.state_dict[name], **close, msg=name)
     with pytest.raises(ps.CheckpointError, match=r"control variates"):
-        simulated(ps.fedavg(), 3, UNEVEN, rounds=6, resume=first.folder)
+        simulated(ps.fedavg(), workers, cluster, rounds=6, resume=first.folder)
 
 
 def adam(model: Net) -> torch.optim.Optimizer:
