@@ -173,7 +173,8 @@ class LeasedClients:
         """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
         seed = self._context.seed
         client = self._client(number, round)
-        self._exchange.begin_control(client.kept, len(self._drawn[1]), len(self._clients.split))
+        if client.kept is not None:
+            self._exchange.begin_control(client.kept, len(self._drawn[1]), len(self._clients.split))
         self._begins(round)
         self._open = client, self._context.now_s()
         with client.spared():

@@ -31,9 +31,9 @@ class ClientExchange(ServerExchange):
         self._finite, self.replica.finite, self._before_client = True, None, self._steps
         self.between_clients = False
 
-    def begin_control(self, kept: dict[str, Any] | None, drawn: int, clients: int) -> None:
-        """The client, of so many that were `drawn` of all `clients`, corrects its steps by what it has `kept`."""
-        if self._control is not None and kept is not None:
+    def begin_control(self, kept: dict[str, Any], drawn: int, clients: int) -> None:
+        """Under SCAFFOLD the client, of so many that were `drawn` of all `clients`, corrects its steps by what it has `kept`."""
+        if self._control is not None:
             self._control.begin(kept, drawn, clients)
 
     def move(self) -> None:
