@@ -20,6 +20,8 @@ from torch.utils.data import TensorDataset
 
 import _federated_own
 import plesio as ps
+from _federated_day import a_day
+from _federated_scaffold import scaffold_rows
 from _mnist import load
 from _report import Row, meets, parser, progress, report, row
 from plesio.cluster import Cluster, Constant, Group, LogNormal
@@ -207,6 +209,8 @@ def main() -> None:
     )
     for noise in () if quick else (0.3, 0.6, 1.0):
         rows += private(noise)
+    rows += scaffold_rows(quick)
+    rows += a_day(ps.fedavg(), hours=0.5 if quick else 24.0)
     goal = 0.5 if quick else 0.95 if NAME == "MNIST" else 0.78
     slow = [waiting(ps.fedavg(), goal, 5 if quick else 100, seed) for seed in range(runs)]
     fast = [waiting(ps.fedbuff(10), goal, 5 if quick else 100, seed) for seed in range(runs)]

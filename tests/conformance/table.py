@@ -801,6 +801,32 @@ ROWS: dict[str, Row] = {
             ),
         ),
     ),
+    "scaffold": Row(
+        answers=("by client", "delta, control variates", "round of all", "after the fold", "server"),
+        golden=(
+            (
+                {},
+                """
+                0#1: -
+                1#1: -
+                0 is held
+                1 is held
+                2#1: fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 3.00; go 0@v1; go 1@v1; go 2@v1
+                1#2: -
+                0#2: -
+                0 is held
+                1 is held
+                2#2: fold v2 [0#2 tau0 0.33, 1#2 tau0 0.33, 2#2 tau0 0.33] lr 3.00; go 1@v2; go 0@v2; go 2@v2
+                0#3: -
+                1#3: -
+                2 dies: fold v3 [0#3 tau0 0.50, 1#3 tau0 0.50] lr 2.00; go 0@v3; go 1@v3
+                0#4: -
+                2 is back: go 2@v3
+                2#1: -
+                """,
+            ),
+        ),
+    ),
     "fedbuff": Row(
         settings={"k": 2},
         answers=("by client", "delta", "buffer of 10", "freely", "server"),

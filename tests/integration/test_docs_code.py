@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,11 @@ def train(worker: ps.Worker) -> None:
         optimizer.step()
 
 
-def by_clients(worker: ps.Worker) -> None:
+def by_clients(worker: ps.Worker, **settings: Any) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    clients = ps.Clients(data, [[k] for k in range(400)], per_round=10, rounds=1, batch_size=1)
+    clients = ps.Clients(data, [[k] for k in range(400)], per_round=10, rounds=1, batch_size=1, **settings)
     model, optimizer, clients = worker.prepare(model, optimizer, clients)
     for client in clients:
         for inputs, labels in client:
@@ -69,8 +70,13 @@ def failures(code: str) -> None:
 
 
 def federated(code: str) -> None:
-    if "secrets" in code:
-        assert execute(code, {"ps": ps, "train": by_clients})["run"].version == 1
+    if "secrets" in code or "scaffold" in code:
+        kept = partial(by_clients, state="keep" if "scaffold" in code else None)
+        assert execute(code, {"ps": ps, "train": kept})["run"].version == 1
+        return
+    if "charges" in code:
+        phones = execute(code, {"ps": ps, "dataset": range(400), "split": [[k] for k in range(400)]})["phones"]
+        assert {k % 24 for k in phones.drawn_at(0, 0, begun_s=12 * 3600.0)[0]} == {13, 14, 15, 16}
         return
     few = code.replace("rounds=60", "rounds=2")
     dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)

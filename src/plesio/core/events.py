@@ -268,12 +268,13 @@ class Evict(msgspec.Struct, frozen=True, gc=False):
 
 class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
     """(epoch, batch) pairs in the order they are to be used; none means the epoch is given out. `epoch`: how far the data was
-    given out before these, see `DataLeases.progress`; `through`: see there."""
+    given out before these, see `DataLeases.progress`; `through`, `begun_s`: see there."""
 
     worker: int
     batches: tuple[tuple[int, int], ...]
     epoch: float = 0.0
     through: int = 0
+    begun_s: float = 0.0
 
 
 Effect = (

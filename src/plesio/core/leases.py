@@ -15,6 +15,9 @@ on nothing but N, what was given back included. A dead worker's part is open to 
 has more of it than an equal share. When N changes, all that waits goes back, and b mod the new N says whose it is. What
 waits is kept as ranges: an epoch may have any number of batches.
 
+When an epoch was opened is kept as long as somebody may be given a batch of it: in seconds since the first one was. A resumed run
+goes on from when the last one was.
+
 A lone worker asks for an epoch when its loop begins a pass. What waits of earlier ones stays unused then, as in a script alone.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import gcd
 from typing import Self
 
@@ -49,6 +52,7 @@ class LeasesState(msgspec.Struct, frozen=True):
     gone: tuple[int, ...]
     waiting: tuple[int, ...]
     returned: tuple[tuple[int, ...], ...]
+    begun_s: tuple[tuple[int, float], ...] = ()
 
 
 class DataLeases:
@@ -76,6 +80,8 @@ class DataLeases:
         self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
         self._undone: dict[int, int] = {}  # by epoch: its batches that are neither done nor skipped, if there are any
+        self._begun_s: dict[int, float] = {}  # by epoch, of those and of the last one
+        self._zero_s: float | None = None  # the time from which that is counted
         self._gone: set[int] = set()
         self._returned: list[Piece] = []  # by their first batches
         self._queues = defaultdict(deque, {worker: deque[Piece]() for worker in range(workers)})
@@ -106,6 +112,10 @@ class DataLeases:
     def through(self) -> int:
         """Of the epochs before this one every batch is done or skipped: none comes back."""
         return next(iter(self._undone), self._epochs)
+
+    def begun_s(self, batches: Sequence[Batch]) -> float:
+        """When the epoch of the first of these was opened."""
+        return self._begun_s.get(batches[0][0], 0.0) if batches else 0.0
 
     def agree(self, total: int) -> int:
         if self.may_change and self._total not in (None, total):
@@ -159,11 +169,11 @@ class DataLeases:
             "that is split already is not for prepare (give it None)"
         )
 
-    def take(self, worker: int, epoch: int, total: int, most: int) -> tuple[Batch, ...]:
+    def take(self, worker: int, epoch: int, total: int, most: int, now_s: float = 0.0) -> tuple[Batch, ...]:
         """Up to `most` batches for `worker`, none of a later epoch than `epoch`."""
         total = self.agree(total)
         while self._epochs <= epoch:
-            self._open(self._epochs, total)
+            self._open(self._epochs, total, now_s)
         if self.lone:
             self._forget_before(epoch)
         got: list[Batch] = []
@@ -174,7 +184,11 @@ class DataLeases:
         self._outstanding[worker].extend(got)
         return tuple(got)
 
-    def _open(self, epoch: int, total: int) -> None:
+    def _open(self, epoch: int, total: int, now_s: float) -> None:
+        if self._zero_s is None:
+            self._zero_s = now_s - max(self._begun_s.values(), default=0.0)
+        self._begun_s = {one: begun for one, begun in self._begun_s.items() if one in self._undone}
+        self._begun_s[epoch] = now_s - self._zero_s
         for worker in range(min(self.workers, total)):
             self._queues[worker].append((epoch, range(worker, total, self.workers)))
         self._queued += total
@@ -313,7 +327,8 @@ class DataLeases:
         waiting = tuple([_count(self._queues[worker]) for worker in range(self.workers)])
         gone = tuple(sorted(self._gone))
         back = tuple(sorted((*map(_saved, self._returned), *leased, *unfolded)))
-        return LeasesState(self.workers, self._total, self._epochs, self.done, self.skipped, gone, waiting, back)
+        begun = tuple(self._begun_s.items())
+        return LeasesState(self.workers, self._total, self._epochs, self.done, self.skipped, gone, waiting, back, begun)
 
     @classmethod
     def restore(cls, state: LeasesState, workers: int, stealing: bool) -> Self:
@@ -321,6 +336,7 @@ class DataLeases:
         leases = cls(workers, stealing)
         leases.done, leases.skipped = state.done, state.skipped
         leases._total, leases._epochs = state.total, state.epochs
+        leases._begun_s = dict(state.begun_s)
         if state.total is not None:
             leases._whose = "the resumed run's"
         leases.opened = state.epochs * (state.total or 0)

@@ -258,10 +258,11 @@ class Sequencer:
     def _lease(self, event: events.LeaseWanted) -> None:
         self.leases.unused(event.worker, event.unused)
         epoch = self.leases.progress(event.worker)
-        batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
+        batches = self.leases.take(event.worker, event.epoch, event.total, event.most, self._now_s)
         if not batches and event.most and event.worker < self.workers and self._take_from_leaving():
             batches = self.leases.take(event.worker, event.epoch, event.total, event.most)
-        self._effects.append(events.Leased(event.worker, batches, epoch, self.leases.through))
+        begun_s = self.leases.begun_s(batches)
+        self._effects.append(events.Leased(event.worker, batches, epoch, self.leases.through, begun_s))
 
     def _take_from_leaving(self) -> bool:
         """Nothing else is left: do not wait for those who were told to leave and are silent; whether there are any with data."""

@@ -63,6 +63,8 @@ def _refused(manifest: Manifest, was: Strategy, now: Strategy, config: RunConfig
         return f"seed={manifest.seed}, this one has seed={config.seeded}"
     if was.send.privacy != now.send.privacy:
         return f"strategy={was.name}, and what that spent of its privacy does not count under {now.name}"
+    if was.send.control != now.send.control:
+        return f"strategy={was.name}, this one has {now.name}: control variates are of all rounds or of none"
     if config.together != manifest.together:
         return f"{manifest.together} batches a step, one for each worker that all-reduces, and this one has {config.together}"
     clients = [(one.every.by_client, one.every.by_client and one.gather.in_rounds) for one in (was, now)]

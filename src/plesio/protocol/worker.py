@@ -150,13 +150,14 @@ class GroupGiven(msgspec.Struct, tag=True, frozen=True):
 
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
-    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`, `through`: as in
-    `Leased`."""
+    """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`, `through`,
+    `begun_s`: as in `Leased`."""
 
     batches: tuple[tuple[int, int], ...] = ()
     stop: bool = False
     epoch: float = 0.0
     through: int = 0
+    begun_s: float = 0.0
 
 
 ToServer = Hello | Ready | LeaseRequest | RowsRequest | StateWanted | GroupWanted

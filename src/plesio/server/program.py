@@ -624,7 +624,7 @@ class Program:
 
     def _leased(self, leased: events.Leased) -> None:
         if self.listening[leased.worker]:
-            reply = LeaseReply(leased.batches, epoch=leased.epoch, through=leased.through)
+            reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
             self._replies.supplied(leased.worker, reply)
 
     def _evict(self, evict: events.Evict) -> None:

@@ -121,6 +121,8 @@ class Strategy:
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
         if self.send.privacy is not None:
             self._check_privacy()
+        if self.send.control:
+            self._check_control()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -149,6 +151,17 @@ class Strategy:
             self._refuse("correct", "gather", why)
         if self.adopt.looks_ahead != by_worker:
             self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
+
+    def _check_control(self) -> None:
+        """Control variates move as the model does: by the sum of what a whole round's clients say."""
+        rate = [one for one in getattr(self.outer, "settings", ()) if one[0] == "lr"]
+        mine = self.every, self.send, self.weigh, self.gather, self.adopt, self.outer
+        plain = answers.Clients(), answers.Delta(control=True), answers.Equal(), answers.Round(), answers.Replace()
+        if not rate or mine != (*plain, answers.Outer("SGD", "sum", rate)):
+            raise StrategyError(
+                f"{self.name}: control variates travel as they are, and move by the sum of a whole round of clients; take "
+                "scaffold(), without buffers, codec, privacy or a leash"
+            )
 
     def _check_privacy(self) -> None:
         """The bound is on one client's part of a release."""
@@ -307,7 +320,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"control", "rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")

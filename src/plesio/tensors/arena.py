@@ -68,7 +68,8 @@ class Kind(IntEnum):
 class TensorSpec(msgspec.Struct, frozen=True):
     """A tensor's name, shape and dtype, its kind, and the optimizer group it belongs to (-1: none). `asleep`: it is trained, and
     needs no gradient yet. `part`: the part of the model that it is exchanged with, if it is trained. `order`: its dimensions from
-    the outermost in memory to the innermost, if that is not as they are written: (0, 2, 3, 1) for channels last."""
+    the outermost in memory to the innermost, if that is not as they are written: (0, 2, 3, 1) for channels last. `beside`: it is
+    none of the model's: it lies beside one that is trained, and what moves it comes from workers, as with that one."""
 
     name: str
     shape: tuple[int, ...]
@@ -78,6 +79,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     asleep: bool = False
     part: int = 0
     order: tuple[int, ...] = ()
+    beside: bool = False
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
@@ -74,6 +75,24 @@ def describe(
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")
     places = {key: module.place for key, module in tables_in(model).items()}
     return Described(tuple(specs), _state_names(model, tensors), places), tensors
+
+
+def with_control(described: Described, tensors: list[torch.Tensor]) -> tuple[Described, list[torch.Tensor]]:
+    """And beside each trained tensor a control variate, which begins with zeros and is in no state_dict."""
+    both = list(zip(described.specs, tensors, strict=True))
+    if means := [spec.name for spec, one in both if spec.kind is Kind.BUFFER and one.is_floating_point()]:
+        raise ConfigurationError(
+            f"ps.scaffold adds up what clients moved, and of buffers ({', '.join(means[:3])}) there is only a mean; use layers "
+            "without running statistics (GroupNorm in place of BatchNorm)"
+        )
+    trained = [(spec, one) for spec, one in both if spec.kind is Kind.TRAINED]
+    own = {"group": 1 + max(spec.group for spec, _ in trained), "beside": True}
+    variates = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) for _, one in trained]
+    named = [
+        replace(spec, name=f"{spec.name} (control variate)", dtype=str(one.dtype).removeprefix("torch."), **own)
+        for (spec, _), one in zip(trained, variates, strict=True)
+    ]
+    return replace(described, specs=(*described.specs, *named)), [*tensors, *variates]
 
 
 def tables_in(model: nn.Module) -> dict[str, Any]:

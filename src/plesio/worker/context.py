@@ -26,7 +26,7 @@ from plesio.tensors.after_step import AfterStep
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.cut import cut
 from plesio.tensors.local import is_split
-from plesio.tensors.model import Described, describe, dump_plain, dump_structure
+from plesio.tensors.model import Described, describe, dump_plain, dump_structure, with_control
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
 from plesio.worker.data.asking import Lessor
@@ -105,6 +105,13 @@ def introduction(
         )
     sparse = tables_of(model, optimizer) if by_rows else ()
     described, tensors = describe(model, optimizer, sparse, given.frozen_too, strategy.gives_back_mean, own.identities)
+    if strategy.send.control:
+        if row_tables or given.after_step is not None:
+            what = "tables" if row_tables else "after_step="
+            raise ConfigurationError(
+                f"ps.scaffold knows a client's mean gradient by how its steps moved it: leave out {what}"
+            )
+        described, tensors = with_control(described, tensors)
     described = replace(described, specs=cut(described.specs, strategy.send.fragments))
     names = [spec.name for spec in described.specs]
     check_apart([*names, *own.tensors], [*tensors, *own.tensors.values()])

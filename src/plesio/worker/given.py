@@ -106,7 +106,8 @@ class Given:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""
         if self.clients and not exchange.by_client:
             raise ConfigurationError(
-                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, fedbuff or fedasync"
+                "ps.Clients needs a strategy that exchanges when a client ends: fedavg, fedopt, fedprox, scaffold, fedbuff or "
+                "fedasync"
             )
         if self.clients and exchange.late:
             raise ConfigurationError(
@@ -116,6 +117,10 @@ class Given:
         if exchange.private and not self.clients:
             raise ConfigurationError(
                 "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
+            )
+        if exchange.sums and not self.clients:
+            raise ConfigurationError(
+                "ps.scaffold is for clients that keep a control variate: give prepare ps.Clients(..., state='keep')"
             )
         if self.loaders and exchange.by_client:
             raise ConfigurationError(

@@ -24,6 +24,9 @@ class Timer(Protocol):
     def takes(self, step_s: float) -> None:
         """Where time is simulated: from now on a step takes so long."""
 
+    def waits(self, seconds: float) -> None:
+        """Let so much time pass."""
+
 
 class Pacer:
     """Makes steps last longer: in place of an accelerator, and as the fault of a slow worker."""
@@ -52,3 +55,6 @@ class Pacer:
         return time.monotonic()
 
     def takes(self, step_s: float) -> None: ...
+
+    def waits(self, seconds: float) -> None:
+        time.sleep(seconds)

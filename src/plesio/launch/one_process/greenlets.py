@@ -89,6 +89,8 @@ class StillTimer:
 
     def takes(self, step_s: float) -> None: ...
 
+    def waits(self, seconds: float) -> None: ...
+
 
 class Watcher:
     """Whoever runs the greenlets, as a worker sees it."""

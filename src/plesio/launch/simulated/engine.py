@@ -58,6 +58,9 @@ class VirtualTimer(StillTimer):
     def takes(self, step_s: float) -> None:
         self._step_s = step_s
 
+    def waits(self, seconds: float) -> None:
+        self.time_s += seconds
+
 
 class SimulatedEngine:
     """Runs a job on a cluster, in virtual time; `watch` is told how it stands at each evaluation, and may end it."""

@@ -42,6 +42,7 @@ BELOW_1 = Allowed("a number above 0 and below 1", lambda value: _is_number(value
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
 TORCH_OR_NONE = Allowed("'torch' or None", lambda value: value in ("torch", None))
+OUTER_SCALE = Allowed("'share', 'full' or 'sum'", lambda value: value in ("share", "full", "sum"))
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
 
 
@@ -76,6 +77,7 @@ class Answer:
     cancel_late: bool = False
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False
+    control: bool = False
     fragments: int = 1
     of_user: ClassVar[bool] = False
     own_optimizer: ClassVar[bool] = False

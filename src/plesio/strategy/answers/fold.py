@@ -16,6 +16,7 @@ from plesio.strategy.answers.answer import (
     DECAY,
     LR_SCALE,
     NUMBER,
+    OUTER_SCALE,
     PART,
     POSITIVE,
     POSITIVE_OR_NONE,
@@ -193,22 +194,22 @@ class Average(Answer):
 class Outer(Answer):
     """An optimizer of its own for deltas: a class of `torch.optim` by name, or `DelayedNesterov`, with its settings.
 
-    `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of its learning rate. The user's optimizer steps in
-    the workers, with the rate and the state it has there.
+    `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of its learning rate; `"sum"`: by k times that, so by
+    their sum. The user's optimizer steps in the workers, with the rate and the state it has there.
 
     >>> print(Outer("SGD", lr=0.7, momentum=0.6, nesterov=True))
     SGD(lr=0.7, momentum=0.6, nesterov=True)
     """
 
     name: str
-    lr_scale: Annotated[str, LR_SCALE]
+    lr_scale: Annotated[str, OUTER_SCALE]
     settings: tuple[tuple[str, Any], ...]
     own_optimizer: ClassVar[bool] = True
 
     def __init__(
         self, name: str, lr_scale: str = "full", settings: Iterable[tuple[str, Any]] = (), **more: Any
     ) -> None:
-        LR_SCALE.check("Outer", "lr_scale", lr_scale)
+        OUTER_SCALE.check("Outer", "lr_scale", lr_scale)
         told = [(key, tuple(value) if isinstance(value, list) else value) for key, value in (*settings, *more.items())]
         values = {"name": name, "lr_scale": lr_scale, "settings": tuple(told)}  # as before it was in a file
         for key, value in values.items():
@@ -216,11 +217,13 @@ class Outer(Answer):
 
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
+        if self.lr_scale == "sum":
+            return float(folded)
         return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
 
     def __str__(self) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in self.settings)
-        return f"{self.name}({settings})" + (", lr x k/N" if self.lr_scale == "share" else "")
+        return f"{self.name}({settings})" + {"share": ", lr x k/N", "sum": " of the sum"}.get(self.lr_scale, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,18 +220,23 @@ class Delta(Answer):
     With `fragments` the model is in so many parts of whole tensors, and an exchange is of one part, both ways: each in its turn
     (Douillard et al. 2025, arXiv 2501.18512). The worker goes on with the other parts from where it is. Its last exchange is of
     all of them.
+
+    With `control` the control variates by which clients correct their steps travel along (`plesio.scaffold`).
     """
 
     codec: Annotated[Codec | None, CODEC_OR_NONE] = None
     feedback: bool = True
     privacy: Privacy | None = field(default=None, repr=False)
     fragments: Annotated[int, COUNT] = field(default=1, repr=False)
+    control: bool = field(default=False, repr=False)
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
     def __str__(self) -> str:
         if self.privacy is not None:
             return f"delta, {self.privacy}"
+        if self.control:
+            return "delta, control variates"
         name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
         if self.codec is None:
             return name

@@ -12,13 +12,13 @@ from typing import Any
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
-from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
+from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
 from plesio.strategy.recipes.naming import call, known_as, word
 from plesio.strategy.recipes.synchronous import rounds
 
-__all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
+__all__ = ["fedavg", "fedopt", "fedprox", "scaffold", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
 MEAN = Outer("SGD", lr=1.0)
 OPTIMIZERS = {
@@ -138,6 +138,31 @@ def fedprox(
     """
     name = call(fedprox, mu=mu, codec=codec, privacy=privacy, overlap=overlap)
     return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy))
+
+
+def scaffold(*, lr: float = 1.0) -> Strategy:
+    """Federated rounds of clients whose data differ: each corrects its steps by how its gradients differ from all clients'.
+
+    Rule, with the version x, |S| clients in the round and N in all, for client i from y_i = x: y_i -= eta (g - c_i + c); then
+    c_i+ = c_i - c + (x - y_i) / (K eta) after K steps (option II; of rates that change, their sum). x += lr / |S| sum_i (y_i - x)
+    and c += 1 / N sum_i (c_i+ - c_i). Clients count alike, whatever samples they have. One that is left out counts as one that
+    did not move. c travels with x, both ways: twice the bytes. Needs `ps.Clients(..., state="keep")`, where c_i is kept, and
+    clients that step by plain SGD.
+
+    Args:
+        lr: of the server.
+
+    Source: Karimireddy et al. 2020, arXiv 1910.06378.
+
+    Raises:
+        StrategyError: `lr` is no number above 0.
+
+    >>> scaffold().answers()["send"], str(scaffold(lr=0.5).outer)
+    ('delta, control variates', 'SGD(lr=0.5) of the sum')
+    """
+    POSITIVE.check("scaffold", "lr", lr)
+    outer = Outer("SGD", "sum", lr=lr)
+    return rounds(call(scaffold, lr=lr), every=Clients(), send=answers.Delta(control=True), outer=outer)
 
 
 def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Strategy:

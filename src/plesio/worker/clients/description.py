@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from plesio.worker.clients.held_out import labels_of, split_off
 from plesio.worker.warn import listed, warn
 
 Evaluate = Callable[[nn.Module, Iterator[Any]], Mapping[str, float]]
+LOOK_S, LOOKS = 300.0, 2016
+"""A round that finds nobody looks again after so many seconds, and so often: for a week."""
 CLIENTS = 1 << 32
 """Added to a client's number where a worker's would stand in a seed, so that no two streams are the same."""
 
@@ -26,7 +30,7 @@ ALLOWED = {
     **dict.fromkeys(("per_round", "rounds", "epochs", "batch_size", "evaluate_every"), COUNT),
     **dict.fromkeys(("num_workers", "clients_min"), WHOLE),
     "available": Allowed(f"{PART.words}, or a function", lambda value: callable(value) or PART.holds(value)),
-    "held_out": DECAY,
+    **dict.fromkeys(("held_out", "dropout"), DECAY),
     "speeds": Allowed(
         "a law of plesio.cluster, such as LogNormal(0.1, 1.0)", lambda value: isinstance(value, Law | None)
     ),
@@ -51,7 +55,11 @@ class Clients:
         shuffle: whether each epoch has an order of its own.
         collate, num_workers, drop_last: as in a DataLoader. A turn starts processes of its own, so that what they draw at random
             does not depend on who trained before.
-        available: the share of clients that can be drawn in a round, or `available(client, round)`.
+        available: the share of clients that can be drawn in a round, or `available(client, round)`. Or `available(client, round,
+            time_s)`, with the seconds from the beginning of the run to that of the round, which waits until `clients_min` are
+            there (at least 1). A resumed run goes on from when its last round began.
+        dropout: the share of turns that come to nothing: after a random part of its batches the client is gone. Its loop over
+            batches ends there, and it is left out of its round.
         held_out: the share of each client's samples that is not trained on: drawn from the run's seed and the client, with about
             as many of each label as the client has (`dataset.targets`, `labels`, or whole numbers as its last tensor).
         evaluate_clients: `f(model, batches)` -> metrics on what is held out, before and after a client trains; every
@@ -96,7 +104,8 @@ class Clients:
     collate: Callable[[list[Any]], Any] = default_collate
     num_workers: int = 0
     drop_last: bool = False
-    available: float | Callable[[int, int], bool] = 1.0
+    available: float | Callable[..., bool] = 1.0
+    dropout: float = 0.0
     held_out: float = 0.0
     evaluate_clients: Evaluate | None = None
     evaluate_every: int = 1
@@ -113,6 +122,7 @@ class Clients:
             raise ConfigurationError(f"Clients(clients_min={self.clients_min}): per_round, {self.per_round}, at most")
         if self.evaluate_clients is not None and not self.held_out:
             raise ConfigurationError("Clients(evaluate_clients=...) has nothing to evaluate on; say held_out=0.2, too")
+        self.timed = callable(self.available) and _asks_time(self.available)
         self.split = [np.asarray(part, dtype=np.int64) for part in self.split]
         # what a subclass's __getitem__ or a collate of the user's makes of a sample is theirs to say
         self._sliced = type(self.dataset) is TensorDataset and self.collate is default_collate
@@ -168,6 +178,19 @@ class Clients:
             there = there[rng.random(len(there)) < self.available]
         return [int(one) for one in rng.permutation(there)[: self.per_round]]
 
+    def drawn_at(self, seed: int, round: int, begun_s: float) -> tuple[list[int], float]:
+        """As `drawn`, of those who are there; and how many seconds the round, begun after `begun_s`, waits for somebody."""
+        assert callable(self.available), "it is asked with the time"
+        order = np.random.default_rng((seed, round)).permutation(len(self.split)).tolist()
+        for look in range(LOOKS):
+            there = (one for one in order if self.available(one, round, begun_s + LOOK_S * look))
+            if len(drawn := list(islice(there, self.per_round))) >= max(1, self.clients_min):
+                return drawn, LOOK_S * look
+        raise ConfigurationError(
+            f"round {round}, begun after {begun_s:.0f} s: for a week {max(1, self.clients_min)} clients were never there "
+            "together; look at available=, or lower clients_min"
+        )
+
     def digest(self, seed: int) -> int:
         """A number that tells these clients from others'."""
         found = zlib.crc32(repr((seed, self.per_round, self.epochs, self.batch_size, len(self.split))).encode())
@@ -203,3 +226,9 @@ class Clients:
                 generator=torch.Generator().manual_seed(seed),
             )
         )
+
+
+def _asks_time(available: Callable[..., bool]) -> bool:
+    """Whether it wants client, round and time; what has a default is its own."""
+    wanted = [one for one in inspect.signature(available).parameters.values() if one.default is one.empty]
+    return len([one for one in wanted if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]) == 3

@@ -60,6 +60,10 @@ class LeasedClients:
         self._over = False
         exchange.between_clients = True
         self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
+        if exchange.strategy.send.control and clients.state is None:
+            raise ConfigurationError(
+                f"{exchange.strategy.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"
+            )
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
@@ -98,7 +102,7 @@ class LeasedClients:
         made say which round the run is in, also after this worker was away."""
         made, self._version = self._context.state.version - self._version, self._context.state.version
         while self._exchange.in_rounds and made > 0 and self._round < self._rounds:
-            made -= self._accountant is not None or bool(self._of(self._round))
+            made -= self._accountant is not None or self._clients.timed or bool(self._of(self._round))
             self._round += 1
 
     def _end_round(self) -> None:
@@ -140,7 +144,7 @@ class LeasedClients:
         """The clients that this worker gets: of the round, or of one before that somebody died with."""
         while (reply := self._lease(min(self._round, self._rounds - 1), 1)).batches:
             of_round, place = reply.batches[0]
-            drawn = self._of(of_round)
+            drawn = self._of(of_round, reply.begun_s)
             self._used.batches += 1
             if place >= len(drawn):
                 continue  # no more were drawn
@@ -149,11 +153,19 @@ class LeasedClients:
             else:  # it could be in this round twice
                 warn(f"client {drawn[place]} is left out of round {of_round}: its worker died")
 
-    def _of(self, round: int) -> list[int]:
-        if self._drawn[0] != round:
-            alike = self._accountant is not None
-            self._drawn = round, self._clients.drawn(self._context.seed, round, alike)
-        return self._drawn[1]
+    def _of(self, round: int, begun_s: float = 0.0) -> list[int]:
+        if self._drawn[0] == round:
+            return self._drawn[1]
+        clients, seed, waits_s = self._clients, self._context.seed, 0.0
+        if clients.timed:
+            drawn, waits_s = clients.drawn_at(seed, round, begun_s)
+        else:
+            drawn = clients.drawn(seed, round, alike=self._accountant is not None)
+        if waits_s:
+            self._exchange.pacer.waits(waits_s)
+            self._used.waited_s += waits_s
+        self._drawn = round, drawn
+        return drawn
 
     # Turns
 
@@ -161,6 +173,8 @@ class LeasedClients:
         """The client's turn: the version's parameters, a fresh optimizer, random numbers of its own."""
         seed = self._context.seed
         client = self._client(number, round)
+        if client.kept is not None:
+            self._exchange.begin_control(client.kept, len(self._drawn[1]), len(self._clients.split))
         self._begins(round)
         self._open = client, self._context.now_s()
         with client.spared():
@@ -195,7 +209,7 @@ class LeasedClients:
                 self._judge(client)
         counts = trained and self._taken_up(client)
         self._exchange.between_clients = True
-        if client.failed:
+        if client.failed and not client.dropped:
             warn(f"client {client.id}, round {client.round}: {client.failed}; it is left out of the round")
         stale, late = self._context.state.staleness, client.round != self._round
         first, last = ({name: float(one) for name, one in by_name.items()} for by_name in (client.first, client.last))

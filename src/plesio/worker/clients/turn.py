@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass
 from itertools import chain
+from math import inf
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from plesio.worker.metrics import Logged, kept
 from plesio.worker.randomness.seeding import step_seed
 
 Pass = Iterator[tuple[Any, Any]]  # indices, and the batch of these
-TRAINING, LOOKING, HELD_OUT = range(3)
-"""Which of a client's sources of random numbers a pass over its data draws from."""
+TRAINING, LOOKING, HELD_OUT, DROPPING = range(4)
+"""Which of a client's sources of random numbers is drawn from: for a pass over its data, or whether it drops out."""
 
 
 @dataclass(eq=False, repr=False)
@@ -27,7 +29,7 @@ class Client:
     Attributes:
         id: its number in the split.
         round: that it was drawn for.
-        failed: what its data raised, if that leaves it out of the round.
+        failed: what its data raised, if that leaves it out of the round; or that it dropped out.
         over: whether its turn is.
         holds_out: how many samples it does not train on.
         kept: what it keeps from round to round, by whose that is; None: nothing.
@@ -53,6 +55,17 @@ class Client:
         self._given = self._samples = 0  # in batches that no step followed yet, and in those that one did
         self._epochs = [0, 0]  # begun, of each kind
         self._ready: Pass | None = None
+        self._lasts = self._batches_to_come() if self._clients.dropout else inf
+
+    def _batches_to_come(self) -> float:
+        """After how many of its batches it drops out, if it does."""
+        chance = random.Random(step_seed(self._seed, 0, DROPPING))
+        return 1 + int(chance.random() * len(self)) if chance.random() < self._clients.dropout else inf
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it dropped out, as some do."""
+        return self._lasts <= 0
 
     def __len__(self) -> int:
         """How many batches a pass has, over all epochs."""
@@ -104,6 +117,10 @@ class Client:
                     )
                 _, self._given = self.samples, self._given + len(indices)
                 yield batch
+                self._lasts -= torch.is_grad_enabled()
+                if self.dropped:
+                    self.failed = "it dropped out"
+                    return
 
     def end(self) -> None:
         _, self.over = self.samples, True

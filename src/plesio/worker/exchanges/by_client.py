@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from plesio.errors import ConfigurationError
 from plesio.worker.exchanges.server import ServerExchange
+from plesio.worker.replicas.control import ControlVariates
 
 
 @dataclass(eq=False)
@@ -16,6 +18,10 @@ class ClientExchange(ServerExchange):
         super().__post_init__()
         self._before_client = 0  # steps of this round
         self.between_clients = False  # `LeasedClients` says so
+        self._control: ControlVariates | None = None
+        if self.sums:
+            rate = dict(self.strategy.outer.settings)["lr"]  # type: ignore[union-attr]
+            self._control = ControlVariates(self._stepped, rate)
 
     def begin_client(self) -> None:
         """The model is the version's again, and the optimizer has no state."""
@@ -25,6 +31,16 @@ class ClientExchange(ServerExchange):
         self._finite, self.replica.finite, self._before_client = True, None, self._steps
         self.between_clients = False
 
+    def begin_control(self, kept: dict[str, Any], drawn: int, clients: int) -> None:
+        """Under SCAFFOLD the client, of so many that were `drawn` of all `clients`, corrects its steps by what it has `kept`."""
+        if self._control is not None:
+            self._control.begin(kept, drawn, clients)
+
+    def move(self) -> None:
+        if self._control is not None:
+            self._control.correct(self.part)
+        super().move()
+
     @property
     def client_steps(self) -> int:
         """How many steps the client has taken."""
@@ -32,9 +48,11 @@ class ClientExchange(ServerExchange):
 
     def end_client(self, samples: int) -> bool:
         """Keep what a client moved for the round; whether that is finite, and counts."""
-        privacy = self.strategy.send.privacy
-        weight, clip = (samples, None) if privacy is None else (1, privacy.clip)
-        if self._finite and self.replica.stepped_finite() and self._stepped.add_client(weight, clip):
+        privacy, control = self.strategy.send.privacy, self._control
+        weight = samples if privacy is None and control is None else 1
+        clip = privacy.clip if privacy is not None else None
+        said = control.end if control is not None else None
+        if self._finite and self.replica.stepped_finite() and self._stepped.add_client(weight, clip, said):
             return True
         self.leave_out()
         return False
@@ -46,7 +64,8 @@ class ClientExchange(ServerExchange):
     def end_round(self, release: bool) -> None:
         """Exchange what the clients moved. Under privacy a round that is a `release` makes a version of noise if nobody moved."""
         privacy = self.strategy.send.privacy
-        self._stepped.take_clients(None if privacy is None else privacy.per_round)
+        total = 1.0 if self.sums else None
+        self._stepped.take_clients(total if privacy is None else privacy.per_round)
         self._finite, self.replica.finite = True, None
         if privacy is not None and release:
             self._steps = max(1, self._steps)

@@ -50,6 +50,7 @@ class Exchange:
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
         private: whether what leaves this worker is noised.
+        sums: whether control variates travel, and what clients moved is added up.
         late: whether the worker goes on while an answer travels.
         rows: the model's tables, if it has any.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
@@ -72,7 +73,7 @@ class Exchange:
     counts = False
     by_client = False
     shares_parameters = False
-    private = False
+    private = sums = False
     late = False
     any_optimizer = False
     stepping = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ class ParameterReplica(Replica):
         """Parameters and buffers are those of the version again."""
         self.arena.copy_from(self._start, Kind.TRAINED, Kind.BUFFER)
 
-    def add_client(self, weight: float, clip: float | None) -> bool:
-        """Keep how far a client moved the parameters, as far as `clip` at most; whether that is finite, and counts."""
+    def add_client(self, weight: float, clip: float | None, said: Callable[[Arena], object] | None = None) -> bool:
+        """Keep how far a client moved the parameters, `clip` at most, as `said` makes it; whether it is finite and counts."""
         self.check()
         if not are_finite(self.arena.of_kind(Kind.TRAINED)):
             return False
@@ -78,6 +78,8 @@ class ParameterReplica(Replica):
             )
             for mine in moved if norm > clip else ():
                 mine.mul_(clip / norm)
+        if said is not None:
+            said(self.arena)
         if self._clients is None:
             self._clients = Accumulator(Arena.private(self.layout, self.tensors[0].device), CLIENTS)
         self._clients.add(self.arena, weight)

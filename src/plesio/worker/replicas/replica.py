@@ -89,7 +89,7 @@ class Replica:
                 if here:
                     view.copy_(tensor.detach())
                 tensor.data = view
-        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves]
+        self._trained = [i for i, spec in enumerate(layout.specs) if spec.kind.moves and not spec.beside]
         self.trained = [self.tensors[index] for index in self._trained]
         self._stepping, self._turn = self.trained, set(self._trained)
         self._addresses = self._addresses_now()
