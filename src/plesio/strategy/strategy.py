@@ -27,6 +27,7 @@ class Strategy:
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
+        combine: how several become one: `Mean()`, `Median()`, `TrimmedMean(part)`, `Krum(f, keep)`.
         rows: when rows of tables (`plesio.Table`) step: `WithFold()`, `AtOnce()`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `InWorker()`, `Average(rate)`,
@@ -56,6 +57,7 @@ class Strategy:
     admit: answers.Admit = answers.Everything()
     weigh: answers.Weigh = answers.Equal()
     gather: answers.Gather = answers.Each()
+    combine: answers.Combine = answers.Mean()
     rows: answers.RowSteps = answers.WithFold()
     correct: answers.Correct = answers.Plain()
     outer: answers.Moves = answers.UserOptimizer()
@@ -121,6 +123,8 @@ class Strategy:
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
         if self.send.privacy is not None:
             self._check_privacy()
+        if self.combine.robust:
+            self._check_robust()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -164,6 +168,20 @@ class Strategy:
             self._refuse("send", "weigh", "by samples one client could weigh more than the bound; use weigh=Equal()")
         if self.send.codec is not None or self.adopt.codec is not None:
             self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
+
+    def _check_robust(self) -> None:
+        """Each contribution is looked at by itself."""
+        if not self.gather.in_rounds:
+            why = "contributions are added up as they come, and it looks at each by itself; use gather=Round()"
+            self._refuse("combine", "gather", why)
+        if not self.via.at_server:
+            self._refuse("combine", "via", "a server looks at each contribution; use via=Server()")
+        if self.weigh != answers.Equal():
+            self._refuse("combine", "weigh", "members count alike, whatever weight they say; use weigh=Equal()")
+        if self.send.codec is not None:
+            self._refuse("combine", "send", "it compares numbers, and these are packed; leave the codec out")
+        if self.send.privacy is not None:
+            self._refuse("combine", "send", "the noise is that of a sum; leave privacy out, or use combine=Mean()")
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -225,6 +243,12 @@ class Strategy:
             raise StrategyError(
                 f"{self.name}: the first {first} of {workers} workers will never come; "
                 f"allowed: 1 to {workers}; give a smaller number, or start more workers"
+            )
+        members = self.gather.size(workers)
+        if members < self.combine.least:
+            raise StrategyError(
+                f"{self.name}: a round of {members} contributions is too small for combine={self.combine}, which needs at least "
+                f"{self.combine.least}; start more workers, so that some may be missing"
             )
 
     @property
@@ -307,7 +331,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"rows", "combine", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")
