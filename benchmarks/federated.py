@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import plesio as ps
+from _federated_robust import robust
 from _mnist import load
 from _report import Row, meets, parser, progress, report, row
 from plesio.cluster import Cluster, Constant, Group, LogNormal
@@ -213,6 +214,7 @@ def main() -> None:
         row(f"fedavg, virtual time to {goal:.0%}, speeds lognormal", slow, "s", against="fedbuff(10)", against_values=fast,
             target=">= 2")
     )  # fmt: skip
+    rows += robust(quick, runs)
     report(f"Federated rounds on {NAME}", rows, arguments.json)
 
 

@@ -117,7 +117,7 @@ def test_a_nan_is_left_out_of_the_round() -> None:
 def test_a_round_that_becomes_too_small_ends_the_run_in_words() -> None:
     """Five of six are enough, four are not."""
     train = partial(site, liars={2: float("nan"), 4: float("nan")})
-    with pytest.raises(ps.StrategyError, match=r"version 1: fedavg\(combine=krum\) needs contributions of at least 5 workers") as told:
+    with pytest.raises(ps.ConfigurationError, match=r"version 1: fedavg\(combine=krum\) needs contributions of at least 5 workers") as told:
         simulated(train, ROBUST["krum"])
     assert "this one has 4, of worker 0, 1, 3, 5; the others left, or sent a NaN" in str(told.value)
 

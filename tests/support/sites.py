@@ -1,10 +1,8 @@
-"""Sites of a federated run, of which some lie, die or send a NaN; and what a plain loop over them computes."""
+"""Sites of a federated run, of which some lie or send a NaN; and what a plain loop over them computes."""
 
 from __future__ import annotations
 
 import copy
-import os
-import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -40,16 +38,13 @@ def site(
     worker: ps.Worker,
     liars: Mapping[int, float] = LIARS,
     dtype: torch.dtype = torch.float32,
-    dies: int = -1,
     rounds: int = ROUNDS,
     pause_s: float = 0.0,
 ) -> None:
-    """`dies`: the site whose process is killed in the third round. One that multiplies by a NaN sends it."""
+    """One whose factor is a NaN sends it."""
     model = build(dtype)
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=RATE))
-    for at in range(rounds):
-        if at == 2 and worker.rank == dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(rounds):
         local_round(model, optimizer, worker.rank, liars.get(worker.rank, 1.0))
         if pause_s:
             time.sleep(pause_s)

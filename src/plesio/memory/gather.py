@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from plesio.core.events import Fold
-from plesio.errors import StrategyError
+from plesio.errors import ConfigurationError
 from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
@@ -206,7 +206,7 @@ class AllAtOnce(Gather):
     def _check_enough(self, fold: Fold) -> None:
         least, came = self._strategy.combine.least, [str(member.worker) for member in fold.members]
         if len(came) < least:
-            raise StrategyError(
+            raise ConfigurationError(
                 f"version {fold.version}: {self._strategy.name} needs contributions of at least {least} workers in a round, and "
                 f"this one has {len(came)}, of worker {', '.join(came)}; the others left, or sent a NaN. Start more workers, so that "
                 "some may be missing"

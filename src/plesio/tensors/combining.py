@@ -17,7 +17,7 @@ import torch
 
 from plesio.strategy.answers import Krum, Mean, Median, TrimmedMean
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.mean import mean_into
+from plesio.tensors.mean import mean_into, weighted_into
 
 BLOCK = 1 << 14
 """Elements of each contribution in a block: a few of them fit the cache."""
@@ -35,8 +35,8 @@ def middle(cut: Callable[[int], int]) -> Combined:
                 ordered = in_order(torch.stack(values))
                 left = ordered[cut(count) : count - cut(count)]
                 if target.is_floating_point():
-                    mean = torch.stack(left).mean(0, dtype=torch.float64)
-                    target.copy_(torch.where(left[0] == left[-1], left[0], mean))
+                    weighted_into(target, left, [1 / len(left)] * len(left))
+                    torch.where(left[0] == left[-1], left[0], target, out=target)
                 else:
                     target.copy_(ordered[(count - 1) // 2])
 
