@@ -1,6 +1,6 @@
 """Robust folds: what a fold of 8 sites costs beside their mean, what it is worth where 2 of them lie, and plain loops beside it.
 
-    python benchmarks/_federated_robust.py [--quick] [--json FILE]
+python benchmarks/_federated_robust.py [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "noise": lambda moved: 0.1 * torch.randn_like(moved),
 }
 """What a liar sends instead of how far it moved."""
-SAMPLES, BATCH, ROUNDS = 400, 20, 15
+SAMPLES, BATCH, ROUNDS = 300, 10, 8
 
 
 def contributions(size: int) -> list[Arena]:
@@ -86,13 +86,17 @@ def difference(rule: Combine) -> float:
     return float((out.views[0].double() - expected).abs().max())
 
 
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
+
+
 def site(worker: ps.Worker, lie: Callable[[torch.Tensor], torch.Tensor], rounds: int) -> None:
-    """A site with 400 images; the last two are liars."""
+    """A site with 300 images; the last two are liars."""
     _, images, labels, *_ = load()
     mine = slice(worker.rank * SAMPLES, (worker.rank + 1) * SAMPLES)
     images, labels = images[mine], labels[mine]
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    model = build()
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(rounds):
         began = copy.deepcopy(list(model.parameters()))
@@ -115,7 +119,7 @@ def accuracy(rule: Combine, lie: str, rounds: int) -> float:
         engine=ps.Simulated("uniform"),
     )
     _, _, _, images, labels = load()
-    model = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    model = build()
     model.load_state_dict(run.state_dict)
     with torch.no_grad():
         share = float((model(images).argmax(1) == labels).float().mean())

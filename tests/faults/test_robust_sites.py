@@ -25,7 +25,9 @@ def test_a_site_that_dies_is_missing_and_the_others_go_on(tmp_path: Path) -> Non
 
 
 def test_a_death_that_leaves_too_few_ends_the_run_in_words() -> None:
-    words = r"version \d+: fedavg\(combine=krum\) needs contributions of at least 5 workers in a round, and this one has 4"
+    words = (
+        r"version \d+: fedavg\(combine=krum\) needs contributions of at least 5 workers in a round, and this one has 4"
+    )
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(SLOW, ps.fedavg(combine="krum"), workers=5, faults=DEATH, timeout_s=60)
 

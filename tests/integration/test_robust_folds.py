@@ -15,7 +15,7 @@ from torch import nn
 
 import plesio as ps
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Equal, Median
+from plesio.strategy.answers import Equal, Median, Round
 from support.sites import ROUNDS, build, by_coordinate, by_hand, site, trimmed
 
 SITES = 6
@@ -26,7 +26,7 @@ ROBUST = {
     "trimmed": ps.fedavg(combine=ps.TrimmedMean(0.2)),
     "krum": ps.fedavg(combine="krum"),
     "multi-krum": ps.fedavg(combine=ps.Krum(1, keep=3)),
-    "first": ps.fedavg(5, combine="median", late="drop"),
+    "first": replace(ps.fedavg(combine="median"), name="first", gather=Round(5)),
     "fedprox": ps.fedprox(0.1, combine="median"),
     "gradients": replace(ps.sync_sgd(), name="median of gradients", weigh=Equal(), combine=Median()),
     "parameters": replace(ps.local_sgd(3), name="median of parameters", weigh=Equal(), combine=Median()),
@@ -117,7 +117,9 @@ def test_a_nan_is_left_out_of_the_round() -> None:
 def test_a_round_that_becomes_too_small_ends_the_run_in_words() -> None:
     """Five of six are enough, four are not."""
     train = partial(site, liars={2: float("nan"), 4: float("nan")})
-    with pytest.raises(ps.ConfigurationError, match=r"version 1: fedavg\(combine=krum\) needs contributions of at least 5 workers") as told:
+    with pytest.raises(
+        ps.ConfigurationError, match=r"version 1: fedavg\(combine=krum\) needs contributions of at least 5"
+    ) as told:
         simulated(train, ROBUST["krum"])
     assert "this one has 4, of worker 0, 1, 3, 5; the others left, or sent a NaN" in str(told.value)
 
@@ -129,7 +131,9 @@ def test_clients_are_refused() -> None:
         clients = ps.Clients(data, ps.splits.iid(12, 4), per_round=4, rounds=1)
         worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), clients)
 
-    with pytest.raises(ps.ConfigurationError, match=r"ps.Clients and combine=: a worker adds up what its clients moved"):
+    with pytest.raises(
+        ps.ConfigurationError, match=r"ps.Clients and fedavg\(combine=median\): a worker adds up what its clients moved"
+    ):
         simulated(train, ROBUST["median"], workers=3)
 
 
@@ -143,4 +147,4 @@ def test_tables_are_refused() -> None:
 
 
 def test_the_report_says_how_contributions_are_combined() -> None:
-    assert ROBUST["multi-krum"].answers()["combine"] == "Krum, 1 may lie, mean of 3"
+    assert ROBUST["multi-krum"].answers()["combine"] == "Krum (f=1, keep=3)"

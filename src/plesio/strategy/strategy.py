@@ -170,18 +170,15 @@ class Strategy:
             self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
 
     def _check_robust(self) -> None:
-        """Each contribution is looked at by itself."""
+        """Contributions are compared with each other."""
         if not self.gather.in_rounds:
-            why = "contributions are added up as they come, and it looks at each by itself; use gather=Round()"
-            self._refuse("combine", "gather", why)
+            self._refuse("combine", "gather", "what is added up as it comes cannot be compared; use gather=Round()")
         if not self.via.at_server:
-            self._refuse("combine", "via", "a server looks at each contribution; use via=Server()")
+            self._refuse("combine", "via", "a server compares contributions; use via=Server()")
         if self.weigh != answers.Equal():
             self._refuse("combine", "weigh", "members count alike, whatever weight they say; use weigh=Equal()")
-        if self.send.codec is not None:
-            self._refuse("combine", "send", "it compares numbers, and these are packed; leave the codec out")
-        if self.send.privacy is not None:
-            self._refuse("combine", "send", "the noise is that of a sum; leave privacy out, or use combine=Mean()")
+        if self.send.codec is not None or self.send.privacy is not None:
+            self._refuse("combine", "send", "it compares plain numbers; leave codec and privacy out")
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -244,10 +241,9 @@ class Strategy:
                 f"{self.name}: the first {first} of {workers} workers will never come; "
                 f"allowed: 1 to {workers}; give a smaller number, or start more workers"
             )
-        members = self.gather.size(workers)
-        if members < self.combine.least:
+        if self.gather.size(workers) < self.combine.least:
             raise StrategyError(
-                f"{self.name}: a round of {members} contributions is too small for combine={self.combine}, which needs at least "
+                f"{self.name}: a round of {self.gather.size(workers)} contributions, and {self.combine} needs at least "
                 f"{self.combine.least}; start more workers, so that some may be missing"
             )
 

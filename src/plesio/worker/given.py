@@ -105,11 +105,6 @@ class Given:
             raise ConfigurationError(
                 "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
             )
-        if self.clients and exchange.robust:
-            raise ConfigurationError(
-                "ps.Clients and combine=: a worker adds up what its clients moved, so one client could move that anywhere; use "
-                "combine= for sites, whose loop says worker.contribute(samples=...)"
-            )
         if self.loaders and exchange.by_client:
             raise ConfigurationError(
                 "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "

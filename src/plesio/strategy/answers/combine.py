@@ -1,7 +1,7 @@
 """How do the contributions of a fold become one (`Combine`)? Numbers only: the arithmetic is in `plesio.tensors.combining`.
 
-All but the mean are robust: a few members may send anything, and the result stays among what the others sent. For that each
-contribution is looked at by itself, as it lies in its worker's slot until the round is folded. Members count alike.
+All but the mean are robust: whatever a few members send, the result stays among what the others sent. Members count alike. Each
+contribution lies in its worker's slot until the round is folded, so this takes no more memory. `least`: how many a fold needs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, ClassVar
 
-from plesio.errors import StrategyError, unknown_name
 from plesio.strategy.answers.answer import BELOW_HALF, COUNT, WHOLE, Answer
 
 
@@ -24,7 +23,7 @@ class Mean(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Median(Answer):
-    """The median of each coordinate; of an even number the mean of the two in the middle. Fewer than half may lie.
+    """The median of each coordinate; of an even number the mean of the two in the middle. Fewer than half may send anything.
 
     Source: Yin et al. 2018, arXiv 1803.01498.
     """
@@ -36,16 +35,16 @@ class Median(Answer):
 
 @dataclass(frozen=True, slots=True)
 class TrimmedMean(Answer):
-    """The mean of each coordinate without its floor(part n) smallest and as many largest values, of n contributions. As many
-    members may lie.
+    """The mean of each coordinate, of n contributions, without its floor(part n) smallest and as many largest values. As many
+    members may send anything. Of fewer than 1 / part nothing would be cut.
 
     Args:
-        part: the share that is cut at each end (the paper's beta). A round needs 1 / part members, or nothing would be cut.
+        part: the share that is cut at each end (beta), of at least 0 and below .5.
 
     Source: Yin et al. 2018, arXiv 1803.01498.
 
     Raises:
-        StrategyError: `part` is no number of at least 0 and below .5.
+        StrategyError: another `part`.
 
     >>> str(TrimmedMean(0.25)), TrimmedMean(0.25).least
     ('mean without 0.25 at each end', 4)
@@ -64,22 +63,21 @@ class TrimmedMean(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Krum(Answer):
-    """The contribution that is closest to the others; with `keep` the mean of the `keep` closest (multi-Krum).
+    """The contribution that is closest to the others, or the mean of so many (multi-Krum), over all trained parameters together.
 
-    Rule: the score of contribution i is the sum of ||d_i - d_j||^2 over the n - f - 2 nearest d_j. Those of the lowest score are
-    kept; of equal scores the lower worker's. The distance is over all trained parameters together.
+    Rule: s_i = the sum of ||d_i - d_j||^2 over the n - f - 2 contributions d_j nearest to d_i; the lowest s_i are kept.
 
     Args:
-        f: how many members may lie. A round needs 2 f + 3 members, and keep + f.
-        keep: how many are kept.
+        f: how many members may send anything, of at least 2 f + 3.
+        keep: how many are kept, of at least keep + f.
 
-    Source: Blanchard et al. 2017, "Machine Learning with Adversaries", NeurIPS 2017 (arXiv 1703.02757).
+    Source: Blanchard et al. 2017, arXiv 1703.02757.
 
     Raises:
         StrategyError: `f` is no whole number of at least 0, or `keep` none of at least 1.
 
     >>> str(Krum(f=2)), Krum(f=2).least, Krum(f=1, keep=5).least
-    ('Krum, 2 may lie', 7, 6)
+    ('Krum (f=2)', 7, 6)
     """
 
     f: Annotated[int, WHOLE] = 1
@@ -91,22 +89,9 @@ class Krum(Answer):
         return max(2 * self.f + 3, self.keep + self.f)
 
     def __str__(self) -> str:
-        return f"Krum, {self.f} may lie" + (f", mean of {self.keep}" if self.keep > 1 else "")
+        return f"Krum (f={self.f}" + (f", keep={self.keep})" if self.keep > 1 else ")")
 
 
 Combine = Mean | Median | TrimmedMean | Krum
 COMBINES: dict[str, Combine] = {"mean": Mean(), "median": Median(), "trimmed_mean": TrimmedMean(), "krum": Krum()}
 """By name, with their usual numbers."""
-
-
-def combine_of(given: str | Combine) -> Combine:
-    """As people write it: a name, or an answer.
-
-    Raises:
-        StrategyError: there is none of that name, or it is none.
-    """
-    if isinstance(given, Mean | Median | TrimmedMean | Krum):
-        return given
-    if (name := str(given)) not in COMBINES:
-        raise StrategyError(unknown_name("combine", name, COMBINES) + "; or ps.TrimmedMean(part), ps.Krum(f, keep)")
-    return COMBINES[name]

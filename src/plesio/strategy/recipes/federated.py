@@ -11,21 +11,9 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import (
-    Average,
-    Buffer,
-    Clients,
-    Codec,
-    Combine,
-    Every,
-    Fresh,
-    Outer,
-    Polynomial,
-    Privacy,
-    Weigh,
-)
+from plesio.strategy.answers import Average, Buffer, Clients, Codec, Combine, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
-from plesio.strategy.answers.combine import COMBINES, combine_of
+from plesio.strategy.answers.combine import COMBINES
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
 from plesio.strategy.recipes.naming import call, known_as, word
@@ -64,8 +52,8 @@ def fedavg(
         late: with `first`: "keep" or "drop" what was trained from an older version.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
-        combine: how sites' contributions become one: "mean", or robust against a few that send anything: "median",
-            "trimmed_mean", "krum", `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Then sites count alike, whatever they say.
+        combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
+            `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. Not with `first`, nor with `ps.Clients`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
@@ -81,7 +69,7 @@ def fedavg(
     POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
-    one = combine_of(combine)
+    one = known_as("combine", combine, COMBINES)
     settings = {"first": first, "deadline_s": deadline_s, "late": late, "combine": word(one, COMBINES)}
     name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
@@ -89,14 +77,7 @@ def fedavg(
             raise StrategyError(
                 f"{name}: without first= a round waits for all of its clients, and none is late; give first"
             )
-        return _rounds(name, Clients(), MEAN, one, _sent(codec, overlap, privacy))
-    if one.robust:
-        if deadline_s is not None or late != "drop":
-            raise StrategyError(
-                f"{name}: a robust fold is of a round's first {first}, which are not added up as they come; say late='drop', and "
-                "leave deadline_s out"
-            )
-        return _rounds(name, Clients(), MEAN, one, _sent(codec, overlap, privacy), first)
+        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy))
     return Strategy(
         name=name,
         every=Clients(),
@@ -104,6 +85,7 @@ def fedavg(
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
+        combine=one,
         outer=MEAN,
     )
 
@@ -136,10 +118,10 @@ def fedopt(
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    one = combine_of(combine)
+    one = known_as("combine", combine, COMBINES)
     settings = {"optimizer": optimizer, "lr": lr, "combine": word(one, COMBINES)}
     name = call(fedopt, **settings, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(), outer, one, _sent(codec, overlap, privacy))
+    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy))
 
 
 def fedprox(
@@ -168,18 +150,16 @@ def fedprox(
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    one = combine_of(combine)
+    one = known_as("combine", combine, COMBINES)
     name = call(fedprox, mu=mu, codec=codec, privacy=privacy, combine=word(one, COMBINES), overlap=overlap)
-    return _rounds(name, Clients(proximal=mu), MEAN, one, _sent(codec, overlap, privacy))
+    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy))
 
 
-def _rounds(
-    name: str, every: Every, outer: Outer, combine: Combine, sent: dict[str, Any], first: int | None = None
-) -> Strategy:
-    """All clients of a round make a version, or the `first` of them."""
-    alike = combine.robust or sent["send"].privacy is not None
-    weigh: Weigh = answers.Equal() if alike else answers.BySamples()
-    return rounds(name, first, every=every, **sent, weigh=weigh, combine=combine, outer=outer)
+def _rounds(name: str, mu: float, outer: Outer, combine: Combine, sent: dict[str, Any]) -> Strategy:
+    """All clients of a round make a version."""
+    by_samples = combine == answers.Mean() and sent["send"].privacy is None
+    weigh: Weigh = answers.BySamples() if by_samples else answers.Equal()
+    return rounds(name, every=Clients(proximal=mu), **sent, weigh=weigh, combine=combine, outer=outer)
 
 
 def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:

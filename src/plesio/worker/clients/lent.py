@@ -56,6 +56,11 @@ class LeasedClients:
         self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
         self._over = False
         exchange.between_clients = True
+        if exchange.strategy.combine.robust:
+            raise ConfigurationError(
+                f"ps.Clients and {exchange.strategy.name}: a worker adds up what its clients moved, so one client could move "
+                "that anywhere; use combine= for sites, whose loop says worker.contribute(samples=...)"
+            )
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"

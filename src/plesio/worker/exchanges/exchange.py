@@ -50,7 +50,6 @@ class Exchange:
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
         private: whether what leaves this worker is noised.
-        robust: whether contributions are looked at one by one when they are folded.
         late: whether the worker goes on while an answer travels.
         rows: the model's tables, if it has any.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
@@ -74,7 +73,6 @@ class Exchange:
     by_client = False
     shares_parameters = False
     private = False
-    robust = False
     late = False
     any_optimizer = False
     stepping = False

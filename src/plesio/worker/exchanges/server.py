@@ -68,7 +68,6 @@ class ServerExchange(Exchange):
         self.may_cancel = any(one.release.cancel_late for one in self.phases)
         self.by_client = self.strategy.every.by_client
         self.private = self.strategy.send.privacy is not None
-        self.robust = self.strategy.combine.robust
         self.late = self.goes_on is not None
         self._fragments = self.strategy.send.fragments
         self._number = 0
