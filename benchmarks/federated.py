@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import _federated_own
 import plesio as ps
 from _federated_day import a_day
+from _federated_robust import robust
 from _federated_scaffold import scaffold_rows
 from _mnist import load
 from _report import Row, meets, parser, progress, report, row
@@ -219,6 +220,7 @@ def main() -> None:
             target=">= 2")
     )  # fmt: skip
     rows += _federated_own.rows(quick)
+    rows += robust(quick, runs)
     report(f"Federated rounds on {NAME}", rows, arguments.json)
 
 

@@ -33,9 +33,11 @@ from plesio.errors import WorkerLostError as WorkerLostError
 from plesio.protocol.coding import ProtocolError as ProtocolError
 from plesio.protocol.journal import JournalError as JournalError
 from plesio.strategy import Strategy as Strategy
+from plesio.strategy.answers import Krum as Krum
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import Steps as Steps
+from plesio.strategy.answers import TrimmedMean as TrimmedMean
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.auto import *

@@ -26,11 +26,13 @@ from plesio.strategy.answers import (
     DelayCompensated,
     GapAware,
     Hinge,
+    Krum,
     Polynomial,
     Privacy,
     Seconds,
     Steps,
     TopK,
+    TrimmedMean,
 )
 
 PLAIN = "plain PyTorch"
@@ -96,6 +98,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "a": [1.0],
     "deadline_s": [5.0],
     "late": ["drop"],
+    "combine": ["median", "trimmed_mean", "krum", TrimmedMean(0.1), Krum(2), Krum(keep=2)],
     "over": ["torch"],
     "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
 }

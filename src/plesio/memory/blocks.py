@@ -11,7 +11,7 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 | what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, error memories; fragments: 2 W |
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
-| master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy: 2 W; each W of state is then 2 W |
+| master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy, robust folds: 2 W; each W of state: 2 W |
 | where the server survives | all that it keeps twice, and 1 W; under look-ahead 1 W more in the ring |
 
 With `phases` each block is the largest that one of them needs. State at the server is that of two: at a switch one begins from

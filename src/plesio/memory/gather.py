@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from plesio.core.events import Fold
+from plesio.errors import ConfigurationError
 from plesio.memory.publish import Versions
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.combining import COMBINED
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.noise import Noise
 from plesio.tensors.packing import Packing
@@ -144,8 +146,10 @@ class AllAtOnce(Gather):
         codec = strategy.send.codec
         self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
         self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None
-        layout = versions.buffers[0].layout
-        sums = self._packing is not None or (self._noise is not None and layout.wide is not layout)
+        self._strategy, combined = strategy, COMBINED[type(strategy.combine)]
+        self._combined = combined(strategy.combine) if combined is not None else None
+        layout, as_one = versions.buffers[0].layout, self._noise is not None or self._combined is not None
+        sums = self._packing is not None or (as_one and layout.wide is not layout)
         self._sum = new_arena("sum of deltas") if sums else None
         self._held = Accumulator(new_arena("buffer"), held_by(strategy)) if held_by(strategy) else None
 
@@ -182,17 +186,31 @@ class AllAtOnce(Gather):
         if fold.held:
             assert self._held is not None, "held contributions lie in the buffer"
             return [self._held.take_mean(fold.total_weight)], [1.0]
-        if len(fold.members) == 1 and self._packing is None and self._noise is None:  # as most are
+        if self._combined is not None:
+            self._check_enough(fold)
+        elif len(fold.members) == 1 and self._packing is None and self._noise is None:  # as most are
             return [self._slots[fold.members[0].worker]], [1.0]
         slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
         if self._packing is not None and self._sum is not None:
             return [self._packing.mean_into(self._sum, slots, shares, absent)], [1.0]
-        if self._noise is not None:
-            mean = self._sum or self.scratch or slots[0]
-            mean_into(mean, slots, shares)
-            self._noise.add(mean, len(slots))
-            return [mean], [1.0]
-        return slots, shares
+        one = self._sum or self.scratch or slots[0]
+        if self._combined is not None:
+            self._combined(one, slots, absent)
+        elif self._noise is not None:
+            mean_into(one, slots, shares)
+            self._noise.add(one, len(slots))
+        else:
+            return slots, shares
+        return [one], [1.0]
+
+    def _check_enough(self, fold: Fold) -> None:
+        least, came = self._strategy.combine.least, [str(member.worker) for member in fold.members]
+        if len(came) < least:
+            raise ConfigurationError(
+                f"version {fold.version}: {self._strategy.name} needs contributions of at least {least} workers in a round, and "
+                f"this one has {len(came)}, of worker {', '.join(came)}; the others left, or sent a NaN. Start more workers, so "
+                "that some may be missing"
+            )
 
     def absent_in(self, fold: Fold) -> int:
         if fold.held:

@@ -27,6 +27,7 @@ class Strategy:
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
+        combine: how several become one: `Mean()`, `Median()`, `TrimmedMean(part)`, `Krum(f, keep)`.
         rows: when rows of tables (`plesio.Table`) step: `WithFold()`, `AtOnce()`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `InWorker()`, `Average(rate)`,
@@ -56,6 +57,7 @@ class Strategy:
     admit: answers.Admit = answers.Everything()
     weigh: answers.Weigh = answers.Equal()
     gather: answers.Gather = answers.Each()
+    combine: answers.Combine = answers.Mean()
     rows: answers.RowSteps = answers.WithFold()
     correct: answers.Correct = answers.Plain()
     outer: answers.Moves = answers.UserOptimizer()
@@ -123,6 +125,8 @@ class Strategy:
             self._check_privacy()
         if self.send.control:
             self._check_control()
+        if self.combine.robust:
+            self._check_robust()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -157,7 +161,7 @@ class Strategy:
         rate = [one for one in getattr(self.outer, "settings", ()) if one[0] == "lr"]
         mine = self.every, self.send, self.weigh, self.gather, self.adopt, self.outer
         plain = answers.Clients(), answers.Delta(control=True), answers.Equal(), answers.Round(), answers.Replace()
-        if not rate or mine != (*plain, answers.Outer("SGD", "sum", rate)):
+        if not rate or self.combine.robust or mine != (*plain, answers.Outer("SGD", "sum", rate)):
             raise StrategyError(
                 f"{self.name}: control variates travel as they are, and move by the sum of a whole round of clients; take "
                 "scaffold(), without buffers, codec, privacy or a leash"
@@ -177,6 +181,17 @@ class Strategy:
             self._refuse("send", "weigh", "by samples one client could weigh more than the bound; use weigh=Equal()")
         if self.send.codec is not None or self.adopt.codec is not None:
             self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
+
+    def _check_robust(self) -> None:
+        """Contributions are compared with each other."""
+        if not self.gather.in_rounds:
+            self._refuse("combine", "gather", "what is added up as it comes cannot be compared; use gather=Round()")
+        if not self.via.at_server:
+            self._refuse("combine", "via", "a server compares contributions; use via=Server()")
+        if self.weigh != answers.Equal():
+            self._refuse("combine", "weigh", "members count alike, whatever weight they say; use weigh=Equal()")
+        if self.send.codec is not None or self.send.privacy is not None:
+            self._refuse("combine", "send", "it compares plain numbers; leave codec and privacy out")
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -238,6 +253,11 @@ class Strategy:
             raise StrategyError(
                 f"{self.name}: the first {first} of {workers} workers will never come; "
                 f"allowed: 1 to {workers}; give a smaller number, or start more workers"
+            )
+        if self.gather.size(workers) < self.combine.least:
+            raise StrategyError(
+                f"{self.name}: a round of {self.gather.size(workers)} contributions, and {self.combine} needs at least "
+                f"{self.combine.least}; start more workers, so that some may be missing"
             )
 
     @property
@@ -320,7 +340,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"control", "rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"control", "rows", "combine", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")

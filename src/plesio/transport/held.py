@@ -117,9 +117,13 @@ class Held:
         os.pwrite(self.fd, bytes([asked]), ASKED)
 
     def has(self, worker: int, number: int) -> bool:
-        """Whether all processes of `worker` left what they held after its contribution `number`."""
-        places = [self._place(worker, number, rank) for rank in range(self._ranks)]
-        return all(HEAD.unpack(os.pread(self.fd, HEAD.size, place))[0] == number for place in places)
+        """Whether there is what all processes of `worker` go on with after its contribution `number`."""
+
+        def known(rank: int, place: int) -> bool:
+            known, _ = HEAD.unpack(os.pread(self.fd, HEAD.size, self._start(worker, place, rank)))
+            return bool(known == number)
+
+        return all(known(rank, number % 2) or known(rank, GIVEN) for rank in range(self._ranks))
 
     def forget(self, worker: int) -> None:
         """Nothing is known of what `worker` holds."""

@@ -122,6 +122,8 @@ def check_strategy(strategy: Strategy, tables: Mapping[str, Table]) -> None:
         why = "workers step there by themselves; take sync_sgd"
     elif strategy.every.by_client:
         why = "the turns of a round's clients would be added up in their rows; take local_sgd"
+    elif any(phase.combine.robust for phase in strategy.phases):
+        why = "they are added up, so one worker could move them anywhere; take combine=Mean()"
     elif len({phase.rows for phase in strategy.phases}) > 1:
         why = "its phases step them at other times; give all the same rows="
     if why:

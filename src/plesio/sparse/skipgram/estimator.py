@@ -147,8 +147,8 @@ class SkipGram(Shown):
         """One more sweep, over this text only; words that are frequent enough by now get vectors, after the old ones; itself.
 
         The text is counted first, each time, unless `build_vocab` counted it. The rate stays at `lr`, as nobody knows where
-        its fall would end. The text's numbers and a copy of the model are held in memory; an error leaves the model as it was. There is no
-        checkpoint of it: pickle the model.
+        its fall would end. The text's numbers and a copy of the model are held in memory; an error leaves the model as it was.
+        There is no checkpoint of it: pickle the model.
 
         Arguments and errors as in `fit`. Vectors in `wv` that you changed count; other words there, or another `vector_size`,
         are an error.

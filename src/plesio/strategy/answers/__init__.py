@@ -8,6 +8,7 @@ table of `plesio.memory.folder`.
 
 from plesio.strategy.answers.answer import Answer as Answer
 from plesio.strategy.answers.codec import *
+from plesio.strategy.answers.combine import *
 from plesio.strategy.answers.fold import *
 from plesio.strategy.answers.privacy import *
 from plesio.strategy.answers.release import *

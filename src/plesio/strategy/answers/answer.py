@@ -39,6 +39,7 @@ POSITIVE_OR_NONE = Allowed(POSITIVE.words, lambda value: value is None or POSITI
 DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
 PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
 BELOW_1 = Allowed("a number above 0 and below 1", lambda value: _is_number(value) and 0 < value < 1)
+BELOW_HALF = Allowed("a number of at least 0 and below .5", lambda value: _is_number(value) and 0 <= value < 0.5)
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
 TORCH_OR_NONE = Allowed("'torch' or None", lambda value: value in ("torch", None))
@@ -87,6 +88,7 @@ class Answer:
     corrects: ClassVar[bool] = True
     spares_rows: ClassVar[bool] = False
     at_once: ClassVar[bool] = False
+    robust: ClassVar[bool] = False
     after_fold: ClassVar[bool] = False
     ahead: int = 0
     away: bool = False

@@ -11,8 +11,9 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
+from plesio.strategy.answers import Average, Buffer, Clients, Codec, Combine, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE, POSITIVE_OR_NONE
+from plesio.strategy.answers.combine import COMBINES
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
 from plesio.strategy.recipes.naming import call, known_as, word
@@ -36,6 +37,7 @@ def fedavg(
     late: str = "keep",
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    combine: str | Combine = "mean",
     overlap: bool = False,
 ) -> Strategy:
     """Federated averaging: the mean of what a round's clients moved, by their samples.
@@ -50,13 +52,15 @@ def fedavg(
         late: with `first`: "keep" or "drop" what was trained from an older version.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
+        combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
+            `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. Not with `first`, nor with `ps.Clients`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
     Raises:
         StrategyError: `first` is no whole number of at least 1, `deadline_s` no number above 0 or without `first`, `late`
-            neither, or an unknown codec.
+            neither; an unknown codec or `combine`.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -65,14 +69,15 @@ def fedavg(
     POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
-    settings = {"first": first, "deadline_s": deadline_s, "late": late}
+    one = known_as("combine", combine, COMBINES)
+    settings = {"first": first, "deadline_s": deadline_s, "late": late, "combine": word(one, COMBINES)}
     name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
         if deadline_s is not None or late != "keep":
             raise StrategyError(
                 f"{name}: without first= a round waits for all of its clients, and none is late; give first"
             )
-        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy))
+        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy))
     return Strategy(
         name=name,
         every=Clients(),
@@ -80,6 +85,7 @@ def fedavg(
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
+        combine=one,
         outer=MEAN,
     )
 
@@ -90,6 +96,7 @@ def fedopt(
     lr: float = 0.01,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    combine: str | Combine = "mean",
     overlap: bool = False,
 ) -> Strategy:
     """Federated averaging whose mean is the gradient of an optimizer at the server.
@@ -100,23 +107,30 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        privacy, combine, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
     Raises:
-        StrategyError: an unknown optimizer or codec; as a run begins: a rate that it does not take.
+        StrategyError: an unknown optimizer, codec or `combine`; as a run begins: a rate that it does not take.
 
     >>> fedopt("yogi").name, str(fedopt().outer)
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy))
+    one = known_as("combine", combine, COMBINES)
+    settings = {"optimizer": optimizer, "lr": lr, "combine": word(one, COMBINES)}
+    name = call(fedopt, **settings, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy))
 
 
 def fedprox(
-    mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None, overlap: bool = False
+    mu: float = 0.01,
+    *,
+    codec: str | Codec | None = None,
+    privacy: Privacy | None = None,
+    combine: str | Combine = "mean",
+    overlap: bool = False,
 ) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
@@ -126,18 +140,19 @@ def fedprox(
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        privacy, combine, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
     Raises:
-        StrategyError: `mu` is no number of at least 0, or an unknown codec.
+        StrategyError: `mu` is no number of at least 0, or an unknown codec or `combine`.
 
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy))
+    one = known_as("combine", combine, COMBINES)
+    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, combine=word(one, COMBINES), overlap=overlap)
+    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy))
 
 
 def scaffold(*, lr: float = 1.0) -> Strategy:
@@ -165,10 +180,11 @@ def scaffold(*, lr: float = 1.0) -> Strategy:
     return rounds(call(scaffold, lr=lr), every=Clients(), send=answers.Delta(control=True), outer=outer)
 
 
-def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Strategy:
+def _rounds(name: str, mu: float, outer: Outer, combine: Combine, sent: dict[str, Any]) -> Strategy:
     """All clients of a round make a version."""
-    weigh: Weigh = answers.BySamples() if sent["send"].privacy is None else answers.Equal()
-    return rounds(name, every=every, **sent, weigh=weigh, outer=outer)
+    by_samples = combine == answers.Mean() and sent["send"].privacy is None
+    weigh: Weigh = answers.BySamples() if by_samples else answers.Equal()
+    return rounds(name, every=Clients(proximal=mu), **sent, weigh=weigh, combine=combine, outer=outer)
 
 
 def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:

@@ -64,6 +64,11 @@ class LeasedClients:
             raise ConfigurationError(
                 f"{exchange.strategy.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"
             )
+        if exchange.strategy.combine.robust:
+            raise ConfigurationError(
+                f"ps.Clients and {exchange.strategy.name}: a worker adds up what its clients moved, so one client could move "
+                "that anywhere; use combine= for sites, whose loop says worker.contribute(samples=...)"
+            )
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
                 f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
