@@ -221,11 +221,12 @@ class Strategy:
         if self.chooses is not None:
             self.chooses.check_workers(self.name, [one.name for one in self.phases], workers)
         first = self.gather.first if isinstance(self.gather, answers.Round) else None
-        if first is not None and first > workers:
-            raise StrategyError(
-                f"{self.name}: the first {first} of {workers} workers will never come; "
-                f"allowed: 1 to {workers}; give a smaller number, or start more workers"
-            )
+        for number, words in (first, f"the first {first}"), (self.gather.least, f"{self.gather.least} or more"):
+            if number is not None and number > workers:
+                raise StrategyError(
+                    f"{self.name}: {words} of {workers} workers will never come; "
+                    f"allowed: 1 to {workers}; give a smaller number, or start more workers"
+                )
 
     @property
     def in_lock_step(self) -> bool:
@@ -307,7 +308,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"rows", "grace_s", "deadline_s", "least", "proximal", "privacy", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")

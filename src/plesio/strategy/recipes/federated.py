@@ -11,7 +11,19 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
+from plesio.strategy.answers import (
+    Average,
+    Buffer,
+    Clients,
+    Codec,
+    Every,
+    Fresh,
+    Outer,
+    Polynomial,
+    Privacy,
+    Round,
+    Weigh,
+)
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
@@ -20,6 +32,8 @@ from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
+LATE_MAX = 8
+"""How many versions late a site's work may be."""
 MEAN = Outer("SGD", lr=1.0)
 OPTIMIZERS = {
     "momentum": lambda lr: Outer("SGD", lr=lr, momentum=0.9),
@@ -34,6 +48,8 @@ def fedavg(
     *,
     deadline_s: float | None = None,
     late: str = "keep",
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
     overlap: bool = False,
@@ -46,8 +62,10 @@ def fedavg(
 
     Args:
         first: how many clients make a version; None: all of the round, and the workers wait for each other.
-        deadline_s: with `first`: how long a version waits for them, from the first that came.
-        late: with `first`: "keep" or "drop" what was trained from an older version.
+        deadline_s: with `first`, `clients_min` or `clients_wanted`: how long a version waits for clients, from the first that came.
+        late: with `deadline_s`: "keep" or "drop" what was trained from an older version.
+        clients_min: of sites: how many make a version, at least. With fewer a round waits, for the run's `timeout_s` at most.
+        clients_wanted: of sites: a version is made when so many have come, or at the deadline; None: of all that are there.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
@@ -55,8 +73,8 @@ def fedavg(
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
     Raises:
-        StrategyError: `first` is no whole number of at least 1, `deadline_s` no number above 0 or without `first`, `late`
-            neither, or an unknown codec.
+        StrategyError: `first`, `clients_min` or `clients_wanted` is no whole number of at least 1, `deadline_s` no number above 0,
+            `late` neither, some of these without what they need, or an unknown codec.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -66,13 +84,18 @@ def fedavg(
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
     settings = {"first": first, "deadline_s": deadline_s, "late": late}
-    name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
+    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted}
+    name = call(fedavg, **settings, **sites, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
-        if deadline_s is not None or late != "keep":
+        if late != "keep" and deadline_s is None:
             raise StrategyError(
-                f"{name}: without first= a round waits for all of its clients, and none is late; give first"
+                f"{name}: a round waits for all of its clients, and none is late; give first, or deadline_s"
             )
-        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy))
+        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy), late, deadline_s=deadline_s, **sites)
+    if clients_min is not None or clients_wanted is not None:
+        raise StrategyError(
+            f"{name}: first is of ps.Clients, clients_min and clients_wanted are of sites; leave one out"
+        )
     return Strategy(
         name=name,
         every=Clients(),
@@ -88,6 +111,9 @@ def fedopt(
     optimizer: str = "adam",
     *,
     lr: float = 0.01,
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
+    deadline_s: float | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
     overlap: bool = False,
@@ -100,7 +126,7 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -111,12 +137,20 @@ def fedopt(
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy))
+    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    name = call(fedopt, optimizer=optimizer, lr=lr, **sites, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy), **sites)
 
 
 def fedprox(
-    mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None, overlap: bool = False
+    mu: float = 0.01,
+    *,
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
+    deadline_s: float | None = None,
+    codec: str | Codec | None = None,
+    privacy: Privacy | None = None,
+    overlap: bool = False,
 ) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
@@ -126,7 +160,7 @@ def fedprox(
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -136,14 +170,48 @@ def fedprox(
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy))
+    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    name = call(fedprox, mu=mu, **sites, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy), **sites)
 
 
-def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Strategy:
-    """All clients of a round make a version."""
+def _rounds(
+    name: str,
+    every: Every,
+    outer: Outer,
+    sent: dict[str, Any],
+    late: str = "keep",
+    *,
+    clients_min: Any,
+    clients_wanted: Any,
+    deadline_s: Any,
+) -> Strategy:
+    """All clients of a round make a version; of sites perhaps only so many."""
+    recipe = name.partition("(")[0]
+    COUNT_OR_NONE.check(recipe, "clients_min", clients_min)
+    COUNT_OR_NONE.check(recipe, "clients_wanted", clients_wanted)
+    POSITIVE_OR_NONE.check(recipe, "deadline_s", deadline_s)
     weigh: Weigh = answers.BySamples() if sent["send"].privacy is None else answers.Equal()
-    return rounds(name, every=every, **sent, weigh=weigh, outer=outer)
+    whole = rounds(name, every=every, **sent, weigh=weigh, outer=outer)
+    if clients_min is clients_wanted is deadline_s is None:
+        return whole
+    if sent["send"].privacy is not None:
+        raise StrategyError(
+            f"{name}: privacy is for ps.Clients, which has a clients_min of its own; leave those of sites out"
+        )
+    if deadline_s is None and clients_wanted is not None:
+        raise StrategyError(
+            f"{name}: say how long a round waits for clients_wanted by deadline_s=; or else give clients_min"
+        )
+    if deadline_s is not None and clients_min is clients_wanted is None:
+        raise StrategyError(
+            f"{name}: deadline_s is for first= of ps.Clients, or for clients_min= or clients_wanted= of sites; give one of these"
+        )
+    gather = Round(clients_wanted, least=clients_min, deadline_s=deadline_s)
+    if deadline_s is None:
+        return replace(whole, gather=gather)
+    within, discount = (LATE_MAX, 0.5) if late == "keep" else (0, 0.0)
+    return replace(whole, gather=gather, admit=Fresh(within), weigh=answers.BySamples(discount))
 
 
 def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:
