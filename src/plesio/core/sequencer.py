@@ -410,8 +410,9 @@ class Sequencer:
             self._drop_pending()
             return
         first, self._short = not self._short, True
-        if first:
+        if first:  # the deadline is over by the time that another comes
             self.grace_until_s = self._now_s + self.members.silence_s
+            self._overdue = self._deadline_s is not None
         over = self.grace_until_s == NEVER_S
         hopeless = self.workers - self.members.finished < (self._least or 0)
         if first or over or hopeless:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -58,12 +57,14 @@ def check_rounds(config: RunConfig, on_round: Any) -> None:
         raise ConfigurationError(
             "on_round= and durability='process': a spare does not know what was looked at; leave one out"
         )
-    with suppress(ValueError):  # it is compiled and does not tell
+    try:
         signature = inspect.signature(on_round)
-        try:
-            signature.bind(None)
-        except TypeError:
-            raise ConfigurationError(f"on_round{signature}: it is called with one argument, the round") from None
+    except ValueError:
+        return  # it is compiled and does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ConfigurationError(f"on_round{signature}: it is called with one argument, the round") from None
 
 
 def check_takes_worker(train: Any, where: str = "", instead: str = "") -> None:

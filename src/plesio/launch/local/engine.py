@@ -283,7 +283,9 @@ class LocalEngine:
         if not self._ctrl_c.pressed:
             weights = {name: kept[index] for name, index in model.names}
             own = made.structure if not model.tables else b""
-            round = self._rounds.look(made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None)
+            round = self._rounds.look(
+                made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None
+            )
             chosen = round.chosen
             if round.stopped:
                 self._ask_to_stop(round.stopped)
