@@ -85,8 +85,8 @@ def run(
             torn); returns a dict of metric names and numbers.
         model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's, split among its processes.
         evaluate_every_s: pause between two evaluations, in seconds.
-        on_round: called here with each version of a strategy in rounds (`ps.Round`), before the next round begins: it may evaluate
-            every version, choose clients, stop the run. Workers wait meanwhile, for `timeout_s` at most. What it raises ends the run.
+        on_round: called in this process with each version (a `ps.Round`) before the next round begins. It may evaluate every
+            version, choose clients, stop the run. Workers wait meanwhile, for `timeout_s` at most. What it raises ends the run.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: raise ends the run, continue goes on without that worker.
         on_nonfinite: a contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that

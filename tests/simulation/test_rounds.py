@@ -270,7 +270,7 @@ def test_a_version_is_of_two_sites_whoever_dies_and_it_replays(tmp_path: Path) -
 
 def test_a_site_that_nobody_joins_ends_the_run_in_words_with_a_checkpoint(tmp_path: Path) -> None:
     cluster = dying(Crash(worker=1, at_s=1.5), Crash(worker=2, at_s=1.5))
-    words = r"version 2 takes 2 workers, and 1 came \(missing: worker 1 died \d+ s ago, worker 2 died \d+ s ago\); .* 40 s \(timeout_s\)"
+    words = r"version 2 takes 2 workers, and 1 came \(missing: worker 1 died \d+ s ago, worker 2 died .*\); .* 40 s \(timeout_s\)"
     with pytest.raises(ps.DeadlineError, match=words):
         looked(
             None,

@@ -267,8 +267,8 @@ class Switch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RoundEnded(msgspec.Struct, frozen=True, gc=False):
-    """`version` is made of `members`, and nobody goes on until `RoundBegins`. `per_round`: how many items an epoch of the data has;
-    None where there are none."""
+    """`version` is made of `members`, and nobody goes on until `RoundBegins`. `per_round`: how many items an epoch of the data
+    has; None where there are none."""
 
     version: int
     members: tuple[Member, ...]

@@ -298,9 +298,7 @@ class Sequencer:
             self._call_off((seat,))
 
     def _call_off(self, seats: Collection[Seat]) -> None:
-        if (
-            self.phases.following is not None or self.held is not None
-        ):  # they would begin another step, and others wait for them
+        if self.phases.following is not None:  # they would begin another step, and others wait for them
             return
         for effect in call_off(seats, self.version):
             self._effects.append(effect)

@@ -55,7 +55,7 @@ def check_rounds(config: RunConfig, on_round: Any) -> None:
         )
     if config.is_durable:
         raise ConfigurationError(
-            "on_round= and durability='process': a spare does not know what was looked at; leave one out"
+            "on_round= and durability='process': a spare does not know what was looked at; take one"
         )
     try:
         signature = inspect.signature(on_round)

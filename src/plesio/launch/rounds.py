@@ -99,15 +99,9 @@ class Round:
         ids: Iterable[int] | None = None,
         model: nn.Module | None = None,
     ) -> dict[int, Metrics]:
-        """Call `function(model, batches)` with the version's model and what each of `ids` holds out of `clients` (all that it has,
-        where `held_out=` is not given); the metrics of each.
-
-        Args:
-            clients: as they are trained on.
-            function: by default `clients.evaluate_clients`.
-            ids: of which clients; None: of all.
-            model: as in `evaluate`.
-        """
+        """Call `function(model, batches)` (by default `clients.evaluate_clients`) with the version's model and what each client
+        holds out, or all it has where `held_out=` is not given; the metrics by client. `ids`: of these alone; `model`: as in
+        `evaluate`."""
         function = function or clients.evaluate_clients
         if function is None:
             raise ConfigurationError("round.evaluate_clients: give a function(model, batches), here or to ps.Clients")
@@ -126,21 +120,18 @@ class Round:
         Raises:
             ConfigurationError: fewer than a round has, no whole numbers, the run has no such clients, or it is private.
         """
-        if self._per_round is None or not self._config.strategy.every.by_client:
+        strategy, chosen = self._config.strategy, {*clients} if clients is not None else None
+        if self._per_round is None or not strategy.every.by_client:
             raise ConfigurationError("round.choose: this run has no ps.Clients to choose among")
-        if self._config.strategy.send.privacy is not None:
+        if strategy.send.privacy is not None:
             raise ConfigurationError("round.choose: privacy= counts on each client's chance to be drawn; leave one out")
-        if clients is None:
-            self.chosen = ()
-            return
-        chosen = [*clients]
-        if wrong := [one for one in chosen if not WHOLE.holds(one)]:
+        if wrong := [one for one in chosen or () if not WHOLE.holds(one)]:
             raise ConfigurationError(f"round.choose({wrong[0]!r}): clients are known by their numbers, from 0")
-        self.chosen = tuple(sorted(set(chosen)))
-        if len(self.chosen) < self._per_round:
+        if chosen is not None and len(chosen) < self._per_round:
             raise ConfigurationError(
-                f"round.choose: {len(self.chosen)} clients, and a round has {self._per_round}: choose as many or more"
+                f"round.choose: {len(chosen)} clients, and a round has {self._per_round}: choose as many or more"
             )
+        self.chosen = tuple(sorted(chosen or ()))
 
     def stop(self, why: str) -> None:
         """End the run with this version; `run.ended` says why."""
@@ -152,8 +143,8 @@ class Round:
             return model
         if (own := self._model()) is None:
             raise ConfigurationError(
-                "round.evaluate: only a worker on the head's own host can hand its model over, and there is none, or it is split, or "
-                "has tables; give one, round.evaluate(function, model=build())"
+                "round.evaluate: only a worker on the head's own host can hand its model over, and there is none, or its model is "
+                "split or has tables; give one, round.evaluate(function, model=build())"
             )
         return own
 
@@ -206,21 +197,20 @@ class Rounds:
         took_s, allowed_s = time.monotonic() - began_s, self._config.timeout_s
         if took_s > allowed_s and not self._config.simulated:
             raise DeadlineError(
-                f"on_round took {took_s:.0f} s for version {made.version}, and workers wait for {allowed_s:g} s (timeout_s): give a "
-                "longer timeout_s"
+                f"on_round took {took_s:.0f} s for version {made.version}, and workers wait for timeout_s={allowed_s:g}: give more"
             )
         return round
 
     def _clients(self, made: RoundMade) -> tuple[list[Visit], list[ClientTold]]:
         """Of workers that are not in the version only clients that were left out."""
-        here = {one.worker for one in made.members}
-        visits = [
-            one for worker, told in sorted(self._visits.items()) for one in told if worker in here or not one.counts
-        ]
-        if self._visits:
-            return visits, [ClientTold(one.client, one.samples, one.seconds, one.last, one.counts) for one in visits]
-        sites = made.members
-        return [], [ClientTold(one.worker, one.samples, one.seconds, self._logged.get(one.worker, {})) for one in sites]
+        if not self._visits:
+            return [], [
+                ClientTold(site, samples, took_s, self._logged.get(site, {})) for site, samples, took_s in made.sites
+            ]
+        here = {site for site, *_ in made.sites}
+        told = [(worker, one) for worker, visits in sorted(self._visits.items()) for one in visits]
+        visits = [one for worker, one in told if worker in here or not one.counts]
+        return visits, [ClientTold(one.client, one.samples, one.seconds, one.last, one.counts) for one in visits]
 
     def _judged(self, made: RoundMade, metrics: Metrics) -> None:
         self._outcome.judged(Evaluation(made.time_s, made.version, made.samples, metrics), "", self._live)

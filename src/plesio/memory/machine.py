@@ -299,10 +299,6 @@ class Machine(Memory):
         self._final = buffer if final else None
         return blocks.lies(buffer)
 
-    def let_go(self, reader: int) -> None:
-        """`reader` does not read what it was shown any more."""
-        self.folder.forget(reader)
-
     def _shown_whole(self, reader: int) -> int:
         if self._own is None:
             return self.folder.snapshot(reader)

@@ -106,22 +106,15 @@ class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     served_s: float
 
 
-class Contributed(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker gave to a version: work on so many `samples`, of so many `seconds`."""
-
-    worker: int
-    samples: int
-    seconds: float
-
-
 class RoundMade(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The server to the launcher, with the ring's descriptor: this version is made, and the workers wait for `BeginRound`.
-    `per_round`: of how many clients a round is, if there are any; `structure`: the model's, where a worker handed it over."""
+    """The server to the launcher, with the ring's descriptor: this version is made, and the workers wait for `BeginRound`. `sites`:
+    the workers it is made of, with their samples and seconds; `per_round`: of how many clients a round is, if there are any;
+    `structure`: the model's, where a worker handed it over."""
 
     time_s: float
     version: int
     samples: int
-    members: tuple[Contributed, ...]
+    sites: tuple[tuple[int, int, float], ...]
     per_round: int | None
     lies: Lies = Lies()
     model: Described | None = None

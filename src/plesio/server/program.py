@@ -50,7 +50,7 @@ from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import ELSEWHERE, JournalWriter
-from plesio.protocol.launcher import Contributed, Final, Lately, RoundMade, StopRequest, Trouble, Writing
+from plesio.protocol.launcher import Final, Lately, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -272,8 +272,9 @@ class Program:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint has to wait: the run is drained for another phase, or somebody looks at a round; or rows of tables have stepped by a
-        contribution that waits for its fold. A resumed run computes that again, and would step them twice."""
+        """Whether a checkpoint has to wait: the run is drained for another phase; somebody looks at a round, and may choose; or
+        rows of tables have stepped by a contribution that waits for its fold. A resumed run computes that again, and would step
+        them twice."""
         amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
         return amid_fold or self.sequencer.phases.following is not None or self.sequencer.held is not None
 
@@ -594,22 +595,18 @@ class Program:
         self._replies.supplied(worker, reply)
 
     def _round_ended(self, ended: events.RoundEnded) -> None:
-        meters, (time_s, version, samples) = self.meter.workers, self.standing(self._now_s)
-        worked = [max(0.0, meters[one.worker].ready_s - meters[one.worker].granted_s) for one in ended.members]
-        members = tuple(
-            Contributed(one.worker, one.samples, seconds) for one, seconds in zip(ended.members, worked, strict=True)
-        )
-        self._replies.round_ended(
-            RoundMade(time_s=time_s, version=version, samples=samples, members=members, per_round=ended.per_round)
-        )
+        time_s, version, samples = self.standing(self._now_s)
+        meters = [self.meter.workers[one.worker] for one in ended.members]
+        worked = [max(0.0, one.ready_s - one.granted_s) for one in meters]
+        sites = tuple((one.worker, one.samples, took_s) for one, took_s in zip(ended.members, worked, strict=True))
+        made = RoundMade(time_s=time_s, version=version, samples=samples, sites=sites, per_round=ended.per_round)
+        self._replies.round_ended(made)
 
     def _is_short(self, short: events.Short) -> None:
         """Too few workers are left for a version: say who is missing, and how long the others wait."""
         seats, silence_s = self.sequencer.members.seats, self.sequencer.members.silence_s
         missing = [one for one in range(self.sequencer.workers) if one not in seats]
-        who = (
-            ", ".join(f"worker {one} {self._how_it_left(one)}" for one in missing) or "nobody, but not all of it counts"
-        )
+        who = ", ".join(f"worker {one} {self._how_it_left(one)}" for one in missing) or "nobody: some do not count"
         what = f"version {self.version + 1} takes {short.least} workers, and {short.came} came (missing: {who})"
         if short.hopeless:
             self._tell(StopRequest(f"too few workers are left: {what}"))

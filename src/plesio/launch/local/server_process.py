@@ -268,7 +268,7 @@ class Server(Replies):
             case launcher.Scale(workers):
                 self._scale(workers)
             case launcher.BeginRound(clients):
-                self._machine.let_go(ENGINE)
+                self._machine.folder.forget(ENGINE)
                 self._program.receive(RoundBegins(clients), self.now_s())
             case launcher.Keep():
                 self._program.keep(self.now_s())

@@ -295,12 +295,9 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
     ends = 0 if knock.captain else 3
     ties = Ties(knock.place, line[ends:])
     context = NeighbourContext(
-        Job(config=config, train=None, evaluate=None, by_round=terms.by_round),
-        seated.worker,
-        launcher,
-        line[:ends],
-        ties,
+        Job(config=config, train=None, evaluate=None), seated.worker, launcher, line[:ends], ties
     )
     context.ticket = seated.ticket
-    context.lenient, context._shows = terms.lenient, terms.evaluates or terms.by_round
+    context.lenient, context.by_round = terms.lenient, terms.by_round
+    context._shows = terms.evaluates or terms.by_round
     return context

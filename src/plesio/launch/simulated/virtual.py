@@ -59,9 +59,9 @@ class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
     The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
-    is asked for, of contributions of `push_nbytes` and answers of `answer_nbytes`. `look` is
-    called between events, now and then; `on_round` with each version, before the next round: it says who may be drawn. `limits`: the seconds, steps, samples or contributions after which the run ends.
-    `incarnation` is that of the first processes.
+    is asked for, of contributions of `push_nbytes` and answers of `answer_nbytes`. `look` is called between events, now and then;
+    `on_round` with each version: it says who may be drawn. `limits`: the seconds, steps, samples or contributions after which the
+    run ends. `incarnation` is that of the first processes.
     """
 
     def __init__(

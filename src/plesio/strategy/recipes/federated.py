@@ -11,19 +11,7 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import (
-    Average,
-    Buffer,
-    Clients,
-    Codec,
-    Every,
-    Fresh,
-    Outer,
-    Polynomial,
-    Privacy,
-    Round,
-    Weigh,
-)
+from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
@@ -34,6 +22,8 @@ __all__ = ["fedavg", "fedopt", "fedprox", "fedbuff", "fedasync"]  # noqa: RUF022
 
 LATE_MAX = 8
 """How many versions late a site's work may be."""
+Sites = dict[str, Any]
+"""clients_min, clients_wanted and deadline_s, by name."""
 MEAN = Outer("SGD", lr=1.0)
 OPTIMIZERS = {
     "momentum": lambda lr: Outer("SGD", lr=lr, momentum=0.9),
@@ -62,7 +52,7 @@ def fedavg(
 
     Args:
         first: how many clients make a version; None: all of the round, and the workers wait for each other.
-        deadline_s: with `first`, `clients_min` or `clients_wanted`: how long a version waits for clients, from the first that came.
+        deadline_s: with one of the others: how long a version waits for clients, from the first that came.
         late: with `deadline_s`: "keep" or "drop" what was trained from an older version.
         clients_min: of sites: how many make a version, at least. With fewer a round waits, for the run's `timeout_s` at most.
         clients_wanted: of sites: a version is made when so many have come, or at the deadline; None: of all that are there.
@@ -73,8 +63,8 @@ def fedavg(
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
     Raises:
-        StrategyError: `first`, `clients_min` or `clients_wanted` is no whole number of at least 1, `deadline_s` no number above 0,
-            `late` neither, some of these without what they need, or an unknown codec.
+        StrategyError: a number of clients is no whole number of at least 1, `deadline_s` no number above 0, `late` neither, one
+            of these lacks another, or an unknown codec.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -83,15 +73,15 @@ def fedavg(
     POSITIVE_OR_NONE.check("fedavg", "deadline_s", deadline_s)
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     settings = {"first": first, "deadline_s": deadline_s, "late": late}
-    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted}
-    name = call(fedavg, **settings, **sites, codec=codec, privacy=privacy, overlap=overlap)
+    name = call(fedavg, **{**settings, **sites}, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
         if late != "keep" and deadline_s is None:
             raise StrategyError(
                 f"{name}: a round waits for all of its clients, and none is late; give first, or deadline_s"
             )
-        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy), late, deadline_s=deadline_s, **sites)
+        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy), sites, late)
     if clients_min is not None or clients_wanted is not None:
         raise StrategyError(
             f"{name}: first is of ps.Clients, clients_min and clients_wanted are of sites; leave one out"
@@ -137,9 +127,9 @@ def fedopt(
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     name = call(fedopt, optimizer=optimizer, lr=lr, **sites, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy), **sites)
+    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy), sites)
 
 
 def fedprox(
@@ -170,44 +160,30 @@ def fedprox(
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    sites: dict[str, Any] = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     name = call(fedprox, mu=mu, **sites, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy), **sites)
+    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy), sites)
 
 
-def _rounds(
-    name: str,
-    every: Every,
-    outer: Outer,
-    sent: dict[str, Any],
-    late: str = "keep",
-    *,
-    clients_min: Any,
-    clients_wanted: Any,
-    deadline_s: Any,
-) -> Strategy:
+def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any], sites: Sites, late: str = "keep") -> Strategy:
     """All clients of a round make a version; of sites perhaps only so many."""
-    recipe = name.partition("(")[0]
-    COUNT_OR_NONE.check(recipe, "clients_min", clients_min)
-    COUNT_OR_NONE.check(recipe, "clients_wanted", clients_wanted)
-    POSITIVE_OR_NONE.check(recipe, "deadline_s", deadline_s)
     weigh: Weigh = answers.BySamples() if sent["send"].privacy is None else answers.Equal()
     whole = rounds(name, every=every, **sent, weigh=weigh, outer=outer)
-    if clients_min is clients_wanted is deadline_s is None:
+    least, wanted, deadline_s = sites.values()
+    if least is wanted is deadline_s is None:
         return whole
     if sent["send"].privacy is not None:
         raise StrategyError(
             f"{name}: privacy is for ps.Clients, which has a clients_min of its own; leave those of sites out"
         )
-    if deadline_s is None and clients_wanted is not None:
+    if (wanted is not None and deadline_s is None) or least is wanted is None:
         raise StrategyError(
-            f"{name}: say how long a round waits for clients_wanted by deadline_s=; or else give clients_min"
+            f"{name}: clients_wanted needs deadline_s, which says how long a round waits for so many; and deadline_s needs "
+            "clients_wanted or clients_min (of sites), or first (of ps.Clients)"
         )
-    if deadline_s is not None and clients_min is clients_wanted is None:
-        raise StrategyError(
-            f"{name}: deadline_s is for first= of ps.Clients, or for clients_min= or clients_wanted= of sites; give one of these"
-        )
-    gather = Round(clients_wanted, least=clients_min, deadline_s=deadline_s)
+    for argument, value in (("clients_min", least), ("clients_wanted", wanted)):
+        COUNT_OR_NONE.check(whole.recipe, argument, value)
+    gather = answers.Round(wanted, least=least, deadline_s=deadline_s)
     if deadline_s is None:
         return replace(whole, gather=gather)
     within, discount = (LATE_MAX, 0.5) if late == "keep" else (0, 0.0)
