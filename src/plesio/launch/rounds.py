@@ -143,7 +143,7 @@ class Round:
             return model
         if (own := self._model()) is None:
             raise ConfigurationError(
-                "round.evaluate: only a worker on the head's own host can hand its model over, and there is none, or its model is "
+                "round.evaluate: only a worker on the head's own host can hand its model over, and there is none, or it is "
                 "split or has tables; give one, round.evaluate(function, model=build())"
             )
         return own
@@ -197,7 +197,7 @@ class Rounds:
         took_s, allowed_s = time.monotonic() - began_s, self._config.timeout_s
         if took_s > allowed_s and not self._config.simulated:
             raise DeadlineError(
-                f"on_round took {took_s:.0f} s for version {made.version}, and workers wait for timeout_s={allowed_s:g}: give more"
+                f"on_round took {took_s:.0f} s for version {made.version}, and workers wait for timeout_s={allowed_s:g} s"
             )
         return round
 

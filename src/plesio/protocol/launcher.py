@@ -107,9 +107,9 @@ class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class RoundMade(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The server to the launcher, with the ring's descriptor: this version is made, and the workers wait for `BeginRound`. `sites`:
-    the workers it is made of, with their samples and seconds; `per_round`: of how many clients a round is, if there are any;
-    `structure`: the model's, where a worker handed it over."""
+    """The server to the launcher, with the ring's descriptor: this version is made, and the workers wait for `BeginRound`.
+    `sites`: the workers it is made of, with their samples and seconds; `per_round`: of how many clients a round is, if there are
+    any; `structure`: the model's, where a worker handed it over."""
 
     time_s: float
     version: int
