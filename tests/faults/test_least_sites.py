@@ -124,3 +124,15 @@ def test_real_workers_wait_for_whoever_looks_and_a_choice_replays(tmp_path: Path
     assert real[2:] == [[6, 7, 8]] * 3
     assert [one.version for one in run.history] == [1, 2, 3, 4, 5]
     assert ps.replay(run.folder, train).identical
+
+
+def test_a_run_that_is_stopped_while_a_site_waits_ends_in_order(tmp_path: Path) -> None:
+    faults = [ps.Kill(worker=worker, after_s=0.5) for worker in (1, 2)]
+    train = functools.partial(site, rounds=10_000)
+    run = ps.run(train, ps.fedavg(clients_min=2), workers=3, faults=faults, until=ps.Until(seconds=3), runs=tmp_path)
+    told = " ".join(one.what for one in run.summary.incidents)
+    assert "takes 2 workers, and 1 came" in told
+    assert "was stopped" not in told
+    assert run.workers[0].left != "stopped"
+    assert all(len(one) >= 2 for one in members(run.folder))
+    assert ps.replay(run.folder, train).identical

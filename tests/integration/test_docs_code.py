@@ -72,6 +72,11 @@ def federated(code: str) -> None:
     if "secrets" in code:
         assert execute(code, {"ps": ps, "train": by_clients})["run"].version == 1
         return
+    if "on_round" in code:
+        names = {"ps": ps, "train": by_clients, "test_inputs": torch.randn(8, 4), "test_labels": torch.arange(8) % 2}
+        run = execute(code, names)["run"]
+        assert (run.version, [one.version for one in run.history]) == (1, [1])
+        return
     few = code.replace("rounds=60", "rounds=2")
     dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)
     dataset.targets = dataset.tensors[1]  # as torchvision's have

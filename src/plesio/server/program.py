@@ -620,7 +620,7 @@ class Program:
     def _how_it_left(self, worker: int) -> str:
         if worker not in self._left_s:
             return "has not come"
-        return f"{self.meter.workers[worker].left or 'left'} {self._now_s - self._left_s[worker]:.0f} s ago"
+        return f"{self.meter.workers[worker].left or 'left'} {max(0.0, self._now_s - self._left_s[worker]):.0f} s ago"
 
     def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker
