@@ -203,6 +203,8 @@ def test_a_resumed_run_draws_what_the_whole_one_does(tmp_path: Path) -> None:
     assert set(ids(rounds)[0]) <= {7, 8, 9, 10}
     assert all(torch.equal(value, whole.state_dict[name]) for name, value in run.state_dict.items())
     assert ps.replay(run.folder, train).identical
+    unseen = looked(None, workers=1, runs=tmp_path / "c", resume=folder)
+    assert {one.client for one in unseen.summary.clients} <= {7, 8, 9, 10}, "a choice holds, though nobody looks"
 
 
 @pytest.mark.parametrize(

@@ -239,11 +239,11 @@ class Sequencer:
             if left_over or self._waited_for(seat):
                 self._evict(seat)
         if self._now_s >= self.grace_until_s:
+            self.grace_until_s, self._overdue = NEVER_S, True
             if self._enough:
                 self._fold()
-            else:
-                self.grace_until_s, self._overdue = NEVER_S, True
-                self._look_for_others()
+            elif self._least is not None:
+                self._look_for_others(self._least)
 
     def _evict(self, seat: Seat) -> None:
         self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
@@ -378,9 +378,14 @@ class Sequencer:
             self._release_by_clock()
         if self.phases.following is not None and self.members.waiting == len(self.members.seats):
             self._switch()
-        waits = self.members.waiting == len(self.members.seats) > 0
-        until = self.held is not None or not self._enough or self.grace_until_s < NEVER_S
-        assert until or not waits, "promise 4: every live worker waits for another"
+        assert self.members.waiting < len(self.members.seats) or not self.members.seats or self._may_wait, (
+            "promise 4: every live worker waits for another"
+        )
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether all may wait: for the next round, for a deadline, or for workers that are missing."""
+        return self.held is not None or self.grace_until_s < NEVER_S or not self._enough
 
     def _fold_in_time(self) -> None:
         """Fold what has come, if it is time for that and enough; else see to it that nobody waits for ever."""
@@ -390,7 +395,8 @@ class Sequencer:
             return
         if self._deadline_s is not None and not (self._overdue or self._short):
             self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
-        self._look_for_others()
+        if self._least is not None:
+            self._look_for_others(self._least)
 
     @property
     def _enough(self) -> bool:
@@ -400,8 +406,8 @@ class Sequencer:
         counting = sum(one.counts for one in self._pending)
         return len(self._pending) >= self._least and not 0 < counting < self._least
 
-    def _look_for_others(self) -> None:
-        """Where all wait, and that is not enough: others may come for so long as a worker may be silent."""
+    def _look_for_others(self, least: int) -> None:
+        """Where all wait, and a version takes more: others may come for so long as a worker may be silent."""
         if self._enough or self.members.waiting < len(self.members.seats):
             return
         if self._given_up:
@@ -412,12 +418,13 @@ class Sequencer:
             self.grace_until_s = self._now_s + self.members.silence_s
             self._overdue = self._deadline_s is not None
         over = self.grace_until_s == NEVER_S
-        hopeless = self.workers - self.members.finished < (self._least or 0)
+        hopeless = self.workers - self.members.finished < least
         if first or over or hopeless:
             came = sum(one.counts for one in self._pending)
-            self._effects.append(events.Short(came, self._least or 0, over, hopeless))
+            self._effects.append(events.Short(came, least, over, hopeless))
 
     def _drop_pending(self) -> None:
+        """The round makes no version, and whoever waits for it goes on."""
         came, self._pending, self._orphans = self._pending, [], 0
         self.grace_until_s = NEVER_S
         self._count_anew()
@@ -430,6 +437,7 @@ class Sequencer:
                 self._grant(seat)
 
     def _round_begins(self, clients: tuple[int, ...] | None) -> None:
+        """The last version was looked at: those who wait go on."""
         if clients is not None:
             self.leases.choose(clients)
         self._looked_at = True

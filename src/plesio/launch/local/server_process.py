@@ -151,7 +151,8 @@ class Server(Replies):
         """The engine looks at it, and lets the next round begin."""
         self._program.is_finite()
         machine, blocks = self._machine, self._machine.blocks
-        made = replace(made, lies=machine.view(ENGINE), model=blocks.model, structure=blocks.structure)
+        structure = blocks.structure if machine.rows is None else b""  # the engine has no rows of tables
+        made = replace(made, lies=machine.view(ENGINE), model=blocks.model, structure=structure)
         self._engine.send(made, (blocks.ring_descriptor,))
 
     def refused(self, worker: int, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Rounds that take a least number of sites: real processes, killed for real."""
+"""Rounds that take a least number of sites, and rounds that somebody looks at: real processes, killed for real."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import plesio as ps
@@ -135,4 +136,34 @@ def test_a_run_that_is_stopped_while_a_site_waits_ends_in_order(tmp_path: Path) 
     assert "was stopped" not in told
     assert run.workers[0].left != "stopped"
     assert all(len(one) >= 2 for one in members(run.folder))
+    assert ps.replay(run.folder, train).identical
+
+
+def telling_server(worker: ps.Worker, into: Path) -> None:
+    (into / "server").write_text(str(worker.server_pid))
+    lent(worker)
+
+
+def test_a_run_whose_server_is_killed_while_a_version_is_looked_at_draws_the_same_again(tmp_path: Path) -> None:
+    """A checkpoint is written between two rounds, never before the choice that holds for the next one."""
+
+    def look(round: ps.Round, seen: dict[int, list[int]], kills: bool = False) -> None:
+        seen[round.version] = sorted(one.id for one in round.clients)
+        if round.version == 2:
+            round.choose([6, 7, 8, 9])
+            time.sleep(0.3 * kills)  # a checkpoint is due
+        if round.version == 4 and kills:
+            os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
+
+    whole: dict[int, list[int]] = {}
+    alone = ps.run(lent, ps.fedavg(), workers=1, on_round=functools.partial(look, seen=whole))
+    train = functools.partial(telling_server, into=tmp_path)
+    seen: dict[int, list[int]] = {}
+    options: dict[str, Any] = {"workers": 1, "runs": tmp_path / "runs", "checkpoint": ps.Checkpoint(every_s=0.1)}
+    with pytest.raises(ps.ServerLostError):
+        ps.run(train, ps.fedavg(), on_round=functools.partial(look, seen=seen, kills=True), **options)
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = ps.run(train, ps.fedavg(), on_round=functools.partial(look, seen=seen), resume=folder, **options)
+    assert seen == whole
+    assert all(torch.equal(value, alone.state_dict[name]) for name, value in run.state_dict.items())
     assert ps.replay(run.folder, train).identical
