@@ -52,7 +52,7 @@ class Wide(torch.nn.Module):
         self.weights = torch.nn.Parameter(torch.randn(numbers // 10, 10) * 0.01)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return (self.weights * inputs.mean()).sum(0)
+        return (self.weights * inputs.mean()).mean(0)
 
 
 def train(worker: ps.Worker, numbers: int, adam: bool, folder: str) -> None:
