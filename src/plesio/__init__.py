@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from plesio.launch.replayed.replay import replay as replay
     from plesio.launch.result import EvaluateError as EvaluateError
     from plesio.launch.result import Run as Run
+    from plesio.launch.rounds import Round as Round
     from plesio.observe import sinks as sinks
     from plesio.runner import run as run
     from plesio.tables.module import Table as Table
@@ -78,6 +79,7 @@ _NEED_TORCH = {
     "plesio.transport.secure": ("ProofError",),
     "plesio.transport.wire": ("RemoteProtocolError",),
     "plesio.launch.result": ("EvaluateError", "Run"),
+    "plesio.launch.rounds": ("Round",),
     "plesio.runner": ("run",),
     "plesio.tables.module": ("Table", "TableBag"),
     "plesio.tables.spec": ("RowAdagrad", "RowAdam", "RowSGD", "Seen", "Unused"),

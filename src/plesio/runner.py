@@ -22,6 +22,7 @@ from plesio.launch.checks import check_functions
 from plesio.launch.job import Live
 from plesio.launch.local.listen import Door
 from plesio.launch.result import Run
+from plesio.launch.rounds import Round
 from plesio.launch.start import ALONE, alone
 from plesio.launch.start import start as start_here
 from plesio.observe.progress import ProgressLine, is_watched
@@ -47,6 +48,7 @@ def run(
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     model: Callable[[], nn.Module] | None = None,
     evaluate_every_s: float = 1.0,
+    on_round: Callable[[Round], object] | None = None,
     until: Until | None = None,
     on_worker_error: str = "raise",
     on_nonfinite: str = "discard",
@@ -83,6 +85,8 @@ def run(
             torn); returns a dict of metric names and numbers.
         model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's, split among its processes.
         evaluate_every_s: pause between two evaluations, in seconds.
+        on_round: called in this process with each version (a `ps.Round`) before the next round begins. It may evaluate every
+            version, choose clients, stop the run. Workers wait meanwhile, for `timeout_s` at most. What it raises ends the run.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.
         on_worker_error: an exception in one worker: raise ends the run, continue goes on without that worker.
         on_nonfinite: a contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that
@@ -131,7 +135,7 @@ def run(
     ('finished', 10, 20)
     """
     given = dict(locals())  # all of the above, by name
-    functions = {name: given.pop(name) for name in ("train", "evaluate", "model", "watch", "sinks")}
+    functions = {name: given.pop(name) for name in ("train", "evaluate", "model", "on_round", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
     page = watch is True
@@ -163,14 +167,20 @@ def start(
     page: bool = False,
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,
+    on_round: Callable[[Round], object] | None = None,
 ) -> Run:
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
     if not config.place.elsewhere:
-        return start_here(config, train, evaluate, watch, sinks, door, _shown if page else None, since_s, model)
+        shown = _shown if page else None
+        return start_here(config, train, evaluate, watch, sinks, door, shown, since_s, model, on_round)
     with alone(ALONE):
         check_functions(config, train, evaluate, watch)
+        if on_round is not None:
+            raise ConfigurationError(
+                "on_round= is not possible with engine=ps.Ray(): the run stands at its head; evaluate= works"
+            )
         if model is not None:
             raise ConfigurationError(
                 "model= is not possible with engine=ps.Ray(): its head evaluates a copy of a worker's model"

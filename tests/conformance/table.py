@@ -68,6 +68,8 @@ class Row:
 
 OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meanings than its default
     "m": [3],
+    "clients_min": [2],
+    "clients_wanted": [],  # with deadline_s= alone
     "s": [1],
     "rows": ["each"],
     "k": [3],
@@ -96,7 +98,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "mu": [0.5],
     "rate": [0.3],
     "a": [1.0],
-    "deadline_s": [5.0],
+    "deadline_s": [],
     "late": ["drop"],
     "combine": ["median", "trimmed_mean", "krum", TrimmedMean(0.1), Krum(2), Krum(keep=2)],
     "over": ["torch"],
@@ -107,7 +109,7 @@ OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean some
     "async_local_sgd": {"correct": ["delayed_nesterov"]},
     "local_sgd": {"weigh": ["equal"]},
     "post_local_sgd": {"every": [8]},
-    "fedavg": {"deadline_s": [], "late": []},  # with first= alone
+    "fedavg": {"late": []},  # with deadline_s= alone
     "elastic_averaging": {"every": [8]},
 }
 

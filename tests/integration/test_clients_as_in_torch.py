@@ -513,8 +513,9 @@ def test_a_worker_that_lost_its_seat_goes_on_in_the_round_that_the_run_is_in() -
         end_client=lambda samples: True, end_round=end_round,
     )  # fmt: skip
     context = SimpleNamespace(
-        rank=0, workers=1, seed=0, state=state, lenient=False, lease=lease, now_s=lambda: 0.0, visited=told.extend
-    )
+        rank=0, workers=1, seed=0, state=state, lenient=False, by_round=False, lease=lease, now_s=lambda: 0.0,
+        visited=told.extend,
+    )  # fmt: skip
     clients = ps.Clients(DATA, SPLIT, per_round=4, rounds=9)
     lent = LeasedClients(clients, context, exchange, used, nn.Linear(1, 1), lambda round: None)  # type: ignore[arg-type]
     rounds = [client.round for client in lent]

@@ -78,6 +78,11 @@ def federated(code: str) -> None:
         phones = execute(code, {"ps": ps, "dataset": range(400), "split": [[k] for k in range(400)]})["phones"]
         assert {k % 24 for k in phones.drawn_at(0, 0, begun_s=12 * 3600.0)[0]} == {13, 14, 15, 16}
         return
+    if "on_round" in code:
+        names = {"ps": ps, "train": by_clients, "test_inputs": torch.randn(8, 4), "test_labels": torch.arange(8) % 2}
+        run = execute(code, names)["run"]
+        assert (run.version, [one.version for one in run.history]) == (1, [1])
+        return
     few = code.replace("rounds=60", "rounds=2")
     dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)
     dataset.targets = dataset.tensors[1]  # as torchvision's have

@@ -90,7 +90,9 @@ class Head:
 
     def run(self, strategy: Any, workers: int, evaluate: Any = None, watch: Any = None, **options: Any) -> ps.Run:
         """The run that they join, in this process."""
-        return start(RunConfig(strategy=strategy, workers=workers, **options), None, evaluate, watch, door=self._door)
+        on_round = options.pop("on_round", None)
+        config = RunConfig(strategy=strategy, workers=workers, **options)
+        return start(config, None, evaluate, watch, door=self._door, on_round=on_round)
 
     def server_pid(self) -> int:
         """The server process of the run that is under way."""

@@ -229,10 +229,10 @@ def test_every_answer_has_its_arithmetic() -> None:
 
 
 def test_what_each_needs() -> None:
-    assert [Median().least, TrimmedMean(0.25).least, TrimmedMean(0.3).least, TrimmedMean(0.0).least] == [3, 4, 4, 1]
-    assert [Krum(0).least, Krum(1).least, Krum(2).least, Krum(1, keep=6).least] == [3, 5, 7, 7]
+    assert [Median().needs, TrimmedMean(0.25).needs, TrimmedMean(0.3).needs, TrimmedMean(0.0).needs] == [3, 4, 4, 1]
+    assert [Krum(0).needs, Krum(1).needs, Krum(2).needs, Krum(1, keep=6).needs] == [3, 5, 7, 7]
     for part in (0.05, 0.1, 0.15, 0.2, 0.3, 1 / 3, 0.45):  # so many that something is cut
-        assert int(part * TrimmedMean(part).least) >= 1
+        assert int(part * TrimmedMean(part).needs) >= 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from plesio.config.until import Until
 from plesio.errors import ConfigurationError
 from support.loops import endless
 
-NO_SETTINGS = {"train", "evaluate", "model", "watch", "sinks", "progress"}
+NO_SETTINGS = {"train", "evaluate", "model", "on_round", "watch", "sinks", "progress"}
 FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 KEYWORDS = {name: one for name, one in inspect.signature(ps.run).parameters.items() if name not in NO_SETTINGS}
 DOCUMENTED = dict(

@@ -44,7 +44,7 @@ from plesio.core.events import (
 from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
-    PHASED,
+    LOOKED_AT,
     Ended,
     Folded,
     FoldedMember,
@@ -438,7 +438,7 @@ def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> N
         read_journal(with_head(tmp_path, body))
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, PHASED + 1])
+@pytest.mark.parametrize("other", [FORMAT - 1, LOOKED_AT + 1])
 def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
     body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):

@@ -77,6 +77,16 @@ def load(
     return Script(train, evaluate)
 
 
+def function_in(path: Path, name: str) -> Callable[..., object]:
+    """The function of that name in a file that is no training script."""
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {path}; give a Python file that defines {name}")
+    names = _execute(path)
+    if not callable(found := names.get(name)):
+        raise ConfigurationError(f"{path} defines no function {name}; the functions it has: {_functions(names)}")
+    return found  # type: ignore[no-any-return]
+
+
 def _functions(names: Mapping[str, Any]) -> str:
     own = [name for name, one in names.items() if inspect.isfunction(one) and one.__module__ == RUN_NAME]
     return ", ".join(own) or "none"

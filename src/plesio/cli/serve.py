@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 from plesio.cli.live import terminal
 from plesio.cli.options import Watch, takes_settings
 from plesio.cli.run import to_its_end
+from plesio.cli.script import function_in
 from plesio.cli.typed import config_of
 from plesio.errors import ConfigurationError
 
@@ -25,6 +26,12 @@ ServersJoin = Annotated[
 ]
 Rejoin = Annotated[
     float, typer.Option("--rejoin-s", metavar="SECONDS", help="How long to wait when all workers are gone.")
+]
+OnRound = Annotated[
+    Path | None,
+    typer.Option(
+        "--on-round", metavar="FILE", help="A Python file whose function on_round(round) looks at each version."
+    ),
 ]
 
 
@@ -44,6 +51,7 @@ def serve(
     insecure: Insecure = False,
     rejoin_s: Rejoin = 60.0,
     servers_join: ServersJoin = 0,
+    on_round: OnRound = None,
     watch: Watch = False,
     **typed: Any,
 ) -> int:
@@ -60,10 +68,11 @@ def serve(
     from plesio.transport import secure
 
     config, console = config_of(typed), terminal()
-    if config.until.metrics:
+    looks = function_in(on_round, "on_round") if on_round is not None else None
+    if config.until.metrics and looks is None:
         raise ConfigurationError(
-            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; take steps or "
-            "samples, or have the training function measure, which may end the run by worker.stop(why)"
+            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; give --on-round, "
+            "or take steps or samples, or have the training function measure, which may end the run by worker.stop(why)"
         )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
@@ -81,4 +90,6 @@ def serve(
     told = socket.gethostname() if host in ("0.0.0.0", "::") else host  # all addresses: no worker can go there
     awaited = f"{config.workers} workers{f' and {servers_join} table servers' if servers_join else ''}"
     console.print(f"waiting for {awaited}: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
-    return to_its_end(context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch))
+    return to_its_end(
+        context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch, on_round=looks)
+    )

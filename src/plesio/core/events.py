@@ -139,11 +139,25 @@ class Switched(msgspec.Struct, frozen=True, gc=False):
     phase: int
 
 
+class RoundBegins(msgspec.Struct, frozen=True, gc=False):
+    """The next round may begin. From the first one that is told, each round waits for another. `clients`: those that may be drawn
+    from the next round on; empty: all; None: those of before."""
+
+    clients: tuple[int, ...] | None = None
+
+
+class GivenUp(msgspec.Struct, frozen=True, gc=False):
+    """The run is to end: a round waits no longer for workers that are missing. What came for it does not count."""
+
+
 class Ticked(msgspec.Struct, frozen=True, gc=False):
     """Time went by; sent now and then so that silent workers are noticed, and when a grace is over."""
 
 
-Event = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted | Scaled | Switched | Ticked
+Event = (
+    Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
+    | Scaled | Switched | RoundBegins | GivenUp | Ticked
+)  # fmt: skip
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):
@@ -252,8 +266,28 @@ class Switch(msgspec.Struct, frozen=True, gc=False):
     waited_s: float
 
 
+class RoundEnded(msgspec.Struct, frozen=True, gc=False):
+    """`version` is made of `members`, and nobody goes on until `RoundBegins`. `per_round`: how many items an epoch of the data
+    has; None where there are none."""
+
+    version: int
+    members: tuple[Member, ...]
+    per_round: int | None
+
+
+class Short(msgspec.Struct, frozen=True, gc=False):
+    """All workers wait, and `came` of them do not make a version, which takes `least`. `over`: they have waited for long enough;
+    `hopeless`: too many of the others have finished."""
+
+    came: int
+    least: int
+    over: bool = False
+    hopeless: bool = False
+
+
 class WakeAt(msgspec.Struct, frozen=True, gc=False):
-    """What has come is to be folded at `time_s`, whoever is missing: `Ticked` is to be told then. At infinity: no longer."""
+    """What has come is to be folded at `time_s`, whoever is missing, or has waited for long enough: `Ticked` is to be told then.
+    At infinity: no longer."""
 
     time_s: float
 
@@ -279,4 +313,5 @@ class Leased(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 Effect = (
     Hold | Serve | FoldRows | Fold | Share | Switch | Forget | Show | Grant | Cancel | Discard | Leased | Evict | WakeAt
-)
+    | RoundEnded | Short
+)  # fmt: skip

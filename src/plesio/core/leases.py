@@ -53,6 +53,7 @@ class LeasesState(msgspec.Struct, frozen=True):
     waiting: tuple[int, ...]
     returned: tuple[tuple[int, ...], ...]
     begun_s: tuple[tuple[int, float], ...] = ()
+    choices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class DataLeases:
@@ -87,6 +88,24 @@ class DataLeases:
         self._queues = defaultdict(deque, {worker: deque[Piece]() for worker in range(workers)})
         self._queued = 0  # in all of them
         self._outstanding: defaultdict[int, deque[Batch]] = defaultdict(deque)
+        self.choices: list[tuple[int, tuple[int, ...]]] = []
+        """(epoch, items): these may be drawn from that epoch on; none: all."""
+
+    @property
+    def per_epoch(self) -> int | None:
+        """How many batches an epoch has; None before anybody asked for one."""
+        return self._total
+
+    def choose(self, items: tuple[int, ...]) -> None:
+        """These may be drawn (empty: all) from the first epoch on of which nothing is given out.
+
+        >>> leases = DataLeases(workers=1, stealing=True)
+        >>> _ = leases.take(0, epoch=0, total=2, most=2)
+        >>> leases.choose((5, 6, 7)); leases.choices
+        [(1, (5, 6, 7))]
+        """
+        if items != (self.choices[-1][1] if self.choices else ()):
+            self.choices.append((self._epochs, items))
 
     @property
     def unvisited(self) -> int:
@@ -327,8 +346,9 @@ class DataLeases:
         waiting = tuple([_count(self._queues[worker]) for worker in range(self.workers)])
         gone = tuple(sorted(self._gone))
         back = tuple(sorted((*map(_saved, self._returned), *leased, *unfolded)))
-        begun = tuple(self._begun_s.items())
-        return LeasesState(self.workers, self._total, self._epochs, self.done, self.skipped, gone, waiting, back, begun)
+        begun, chosen = tuple(self._begun_s.items()), tuple(self.choices)
+        kept = self._total, self._epochs, self.done, self.skipped, gone, waiting, back
+        return LeasesState(self.workers, *kept, begun_s=begun, choices=chosen)
 
     @classmethod
     def restore(cls, state: LeasesState, workers: int, stealing: bool) -> Self:
@@ -337,6 +357,7 @@ class DataLeases:
         leases.done, leases.skipped = state.done, state.skipped
         leases._total, leases._epochs = state.total, state.epochs
         leases._begun_s = dict(state.begun_s)
+        leases.choices = list(state.choices)
         if state.total is not None:
             leases._whose = "the resumed run's"
         leases.opened = state.epochs * (state.total or 0)

@@ -85,6 +85,11 @@ class Membership:
         self._last_incarnation: dict[int, int] = {}
         self._finished_s: dict[int, float] = {}  # workers that finished: when
 
+    @property
+    def finished(self) -> int:
+        """How many workers have finished their work."""
+        return len(self._finished_s)
+
     def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
         """Its seat; None if it, or a later incarnation, was seen before."""
         if incarnation <= self._last_incarnation.get(worker, 0):

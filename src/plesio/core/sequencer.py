@@ -24,7 +24,9 @@ Promises, asserted here and checked from outside by the tests:
 1. every key (worker, incarnation, number) is answered once and is in at most one fold;
 2. versions are dense from 0; the staleness reported for a contribution is the true one;
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
-4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies;
+4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies. It is not so
+   between two rounds that somebody looks at (`RoundEnded` until `RoundBegins`), and where a version takes a least number of
+   workers and fewer are there (`Short`, which is over after `silence_s`);
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
 6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`);
 7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`);
@@ -85,6 +87,10 @@ class Sequencer:
         self.phases = Phases(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
+        self._looked_at = False  # whether a round ends with a look at its version,
+        self.held: list[Seat] | None = None
+        """Between two rounds that are looked at: those that go on with the next one."""
+        self._given_up = False  # whether the run ends while workers are missing
         self._effects: list[Effect] = []
         self._begin(self.phases.strategy)
 
@@ -105,8 +111,11 @@ class Sequencer:
         self._orphans = 0  # pending contributions whose worker is gone
         self._grace_s = strategy.gather.grace_s
         self._deadline_s = strategy.gather.deadline_s
+        self._least = strategy.gather.least
         self.grace_until_s = NEVER_S
-        """When what has come is to be folded, whoever is missing."""
+        """When what has come is to be folded, whoever is missing; where that is not enough, how long the others wait."""
+        self._overdue = False  # the deadline of this round is over
+        self._short = False  # all have waited in this round for workers that are missing
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._count_anew()
 
@@ -166,7 +175,8 @@ class Sequencer:
         return self._effects
 
     def _of_others(self, event: Event) -> None:
-        self._sender = -1 if isinstance(event, (events.Ticked, events.Scaled, events.Switched)) else event.worker
+        of_run = events.Ticked, events.Scaled, events.Switched, events.RoundBegins, events.GivenUp
+        self._sender = -1 if isinstance(event, of_run) else event.worker
         if isinstance(event, events.Joined):
             self._joined(event)
         elif isinstance(event, events.Left):
@@ -176,6 +186,11 @@ class Sequencer:
             self._scaled(event.workers)
         elif isinstance(event, events.Switched):
             self.phases.ask(event.phase, self._now_s)
+            self._settle()
+        elif isinstance(event, events.RoundBegins):
+            self._round_begins(event.clients)
+        elif isinstance(event, events.GivenUp):
+            self._given_up = True
             self._settle()
         elif isinstance(event, events.Ticked):
             self._ticked()
@@ -206,7 +221,7 @@ class Sequencer:
         if seat is None:
             return
         self._effects.append(events.Forget(worker))
-        if seat.waiting is not None and self._after_fold:
+        if seat.waiting is not None and self._after_fold and not (self.held and seat in self.held):
             self._orphans += 1
         self._count_anew()
         self._settle()
@@ -224,7 +239,11 @@ class Sequencer:
             if left_over or self._waited_for(seat):
                 self._evict(seat)
         if self._now_s >= self.grace_until_s:
-            self._fold()
+            self.grace_until_s, self._overdue = NEVER_S, True
+            if self._enough:
+                self._fold()
+            elif self._least is not None:
+                self._look_for_others(self._least)
 
     def _evict(self, seat: Seat) -> None:
         self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
@@ -354,17 +373,80 @@ class Sequencer:
     # Folds and grants
 
     def _settle(self) -> None:
-        if self._pending and len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came()):
-            self._fold()
-        elif self._pending and self._deadline_s is not None:
-            self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
+        if self._pending and self.held is None:
+            self._fold_in_time()
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
         if self.phases.following is not None and self.members.waiting == len(self.members.seats):
             self._switch()
-        assert self.members.waiting < len(self.members.seats) or not self.members.seats, (
+        assert self.members.waiting < len(self.members.seats) or not self.members.seats or self._may_wait, (
             "promise 4: every live worker waits for another"
         )
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether all may wait: for the next round, for a deadline, or for workers that are missing."""
+        return self.held is not None or self.grace_until_s < NEVER_S or not self._enough
+
+    def _fold_in_time(self) -> None:
+        """Fold what has come, if it is time for that and enough; else see to it that nobody waits for ever."""
+        due = self._overdue or (len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came()))
+        if due and self._enough:
+            self._fold()
+            return
+        if self._deadline_s is not None and not (self._overdue or self._short):
+            self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
+        if self._least is not None:
+            self._look_for_others(self._least)
+
+    @property
+    def _enough(self) -> bool:
+        """Whether what has come may make a version. If none of it counts there is none to make."""
+        if self._least is None:
+            return True
+        counting = sum(one.counts for one in self._pending)
+        return len(self._pending) >= self._least and not 0 < counting < self._least
+
+    def _look_for_others(self, least: int) -> None:
+        """Where all wait, and a version takes more: others may come for so long as a worker may be silent."""
+        if self._enough or self.members.waiting < len(self.members.seats):
+            return
+        if self._given_up:
+            self._drop_pending()
+            return
+        first, self._short = not self._short, True
+        if first:  # the deadline is over by the time that another comes
+            self.grace_until_s = self._now_s + self.members.silence_s
+            self._overdue = self._deadline_s is not None
+        over = self.grace_until_s == NEVER_S
+        hopeless = self.workers - self.members.finished < least
+        if first or over or hopeless:
+            came = sum(one.counts for one in self._pending)
+            self._effects.append(events.Short(came, least, over, hopeless))
+
+    def _drop_pending(self) -> None:
+        """The round makes no version, and whoever waits for it goes on."""
+        came, self._pending, self._orphans = self._pending, [], 0
+        self.grace_until_s = NEVER_S
+        self._count_anew()
+        for one in came:
+            event = one.event
+            self.leases.give_back(one.batches)
+            self._discard(event.worker, event.incarnation, event.number, Verdict.STALE, samples=event.samples)
+            if (seat := self.members.seat(event.worker, event.incarnation)) is not None:
+                seat.verdict = Verdict.STALE
+                self._grant(seat)
+
+    def _round_begins(self, clients: tuple[int, ...] | None) -> None:
+        """The last version was looked at: those who wait go on."""
+        if clients is not None:
+            self.leases.choose(clients)
+        self._looked_at = True
+        held, self.held = self.held or (), None
+        for seat in held:
+            if self.members.seats.get(seat.worker) is seat:
+                self._grant(seat)
+        self._settle()
 
     def _all_came(self) -> bool:
         """Whether all have come, or nothing has that counts; else the round is in its grace, from the first time on."""
@@ -385,7 +467,7 @@ class Sequencer:
 
     def _fold(self) -> None:
         came, self._pending = self._pending, []
-        self.grace_until_s = NEVER_S
+        self.grace_until_s, self._overdue, self._short = NEVER_S, False, False
         if self._orphans:
             self._orphans = 0
             self._count_anew()
@@ -398,6 +480,8 @@ class Sequencer:
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
+            if self._looked_at:
+                self._end_round()
         if self._after_fold:
             for one in came:
                 seat = self.members.seat(one.event.worker, one.event.incarnation)
@@ -405,6 +489,13 @@ class Sequencer:
                     self._grant(seat)
         if self._cancels and counting:
             self._call_off(self.members.seats.values())
+
+    def _end_round(self) -> None:
+        """The version is made, and somebody looks at it before anybody goes on."""
+        made = self._effects[-1]
+        assert isinstance(made, events.Fold), "it was made just now"
+        self.held = []
+        self._effects.append(events.RoundEnded(made.version, made.members, self.leases.per_epoch))
 
     def _release_by_clock(self) -> None:
         """Release waiting workers by the release rule: all of them if the slowest clock moved, else only the sender."""
@@ -432,6 +523,9 @@ class Sequencer:
 
     def _grant(self, seat: Seat) -> None:
         if self.phases.following is not None:  # with the next phase
+            return
+        if self.held is not None:  # with the next round
+            self.held.append(seat)
             return
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
         if seat.rows_wanted:

@@ -9,14 +9,18 @@ from torch import nn
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError
+from plesio.launch.rounds import why_no_rounds
 from plesio.observe.provenance import without_arguments
 
 
-def check_functions(config: RunConfig, train: Any, evaluate: object, watch: object, model: object = None) -> None:
+def check_functions(
+    config: RunConfig, train: Any, evaluate: object, watch: object, model: object = None, on_round: object = None
+) -> None:
     """Raise `ConfigurationError` for a function of the user's that cannot be called, or one that is missing."""
     functions = {
         "train": (train, "a ps.Worker"),
         "watch": (watch, "the state of the run (or True, for the live page)"),
+        "on_round": (on_round, "a round"),
         "model": (model, "nothing and builds the model that evaluate is given"),
         "evaluate": (evaluate, "the model and returns names and numbers"),
     }
@@ -34,10 +38,33 @@ def check_functions(config: RunConfig, train: Any, evaluate: object, watch: obje
     if inspect.iscoroutinefunction(plain):
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
     check_takes_worker(train)
-    if config.until.metrics and evaluate is None:
+    if config.until.metrics and evaluate is None and on_round is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
         )
+
+
+def check_rounds(config: RunConfig, on_round: Any) -> None:
+    """Raise `ConfigurationError` unless `on_round`, if there is one, can be called with the rounds of this run."""
+    if on_round is None:
+        return
+    if why := why_no_rounds(config.strategy):
+        raise ConfigurationError(
+            f"on_round= looks at rounds, and under {config.strategy.name} {why}; take fedavg, fedopt, fedprox, local_sgd or "
+            "sync_sgd, or evaluate="
+        )
+    if config.is_durable:
+        raise ConfigurationError(
+            "on_round= and durability='process': a spare does not know what was looked at; take one"
+        )
+    try:
+        signature = inspect.signature(on_round)
+    except ValueError:
+        return  # it is compiled and does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ConfigurationError(f"on_round{signature}: it is called with one argument, the round") from None
 
 
 def check_takes_worker(train: Any, where: str = "", instead: str = "") -> None:

@@ -52,6 +52,8 @@ class Job:
     model: Callable[[], nn.Module] | None = None
     """Builds the model that `evaluate` is given, if that is not to be a copy of a worker's."""
     incarnation: int = 1
+    by_round: bool = False
+    """Whether somebody looks at each version before the next round begins."""
     keeping: Keeping = Keeping()
     listening: Listening | None = None
     sources: bytes = field(default=b"", repr=False)

@@ -115,6 +115,7 @@ class Participation(ABC):
     away = False
     """Whether it is on another host than the server."""
     lenient: bool
+    by_round = False
     refused = False
     """Whether this worker is, and the others go on."""
     _shows: bool  # evaluations need the structure of its model

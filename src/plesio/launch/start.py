@@ -20,7 +20,7 @@ from plesio.config.engine import LOCAL
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.advising import Adviser
-from plesio.launch.checks import check_functions
+from plesio.launch.checks import check_functions, check_rounds
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
@@ -28,6 +28,7 @@ from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
 from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_few_rounds, warn_of_nothing
 from plesio.launch.resume import kept, resumable, resumption
+from plesio.launch.rounds import OnRound
 from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
@@ -72,13 +73,15 @@ def start(
     page: Page | None = None,
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,
+    on_round: OnRound | None = None,
 ) -> Run:
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
     recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
     since_s = time.monotonic() if since_s is None else since_s
     check_working_directory()
-    check_functions(config, train, evaluate, watch, model)
+    check_functions(config, train, evaluate, watch, model, on_round)
     config = _reduced_here(config, door)
+    check_rounds(config, on_round)
     momentum = momentum_of(config.strategy)
     if door is not None:
         _check_door(config, door.listening)
@@ -88,6 +91,7 @@ def start(
         train=train,
         evaluate=evaluate,
         model=model,
+        by_round=on_round is not None,
         listening=door.listening if door is not None else None,
         log_level=log_level(),
         sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
@@ -117,9 +121,9 @@ def start(
         )
         feeds.begin(called, document)
         if cluster is not None:
-            outcome = SimulatedEngine(job, cluster, seen, ctrl_c).run()
+            outcome = SimulatedEngine(job, cluster, seen, ctrl_c, on_round).run()
         else:
-            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else ()).run()
+            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else (), on_round).run()
         if outcome.begun_s is not None:
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:

@@ -90,9 +90,13 @@ class Watching:
             return f"evaluate raised {live.evaluate_raised.partition(':')[0]}"
         if self._watch is not None:
             self._watch(live)
+        return self.reached(live) or asked
+
+    def reached(self, live: Live) -> str | None:
+        """Why the run is to stop, as `until` has it."""
         steps, samples = self._before
         done = {"seconds": live.time_s, "steps": live.steps + steps, "samples": live.samples + samples}
-        return self._until.reached(done, live.metrics) or asked
+        return self._until.reached(done, live.metrics)
 
     @property
     def due(self) -> bool:

@@ -204,7 +204,7 @@ class AllAtOnce(Gather):
         return [one], [1.0]
 
     def _check_enough(self, fold: Fold) -> None:
-        least, came = self._strategy.combine.least, [str(member.worker) for member in fold.members]
+        least, came = self._strategy.combine.needs, [str(member.worker) for member in fold.members]
         if len(came) < least:
             raise ConfigurationError(
                 f"version {fold.version}: {self._strategy.name} needs contributions of at least {least} workers in a round, and "

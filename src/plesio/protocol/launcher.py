@@ -55,6 +55,12 @@ class Switch(msgspec.Struct, tag=True, frozen=True):
     why: str = ""
 
 
+class BeginRound(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the server: the version was looked at; `clients` as in `plesio.core.events.RoundBegins`."""
+
+    clients: tuple[int, ...] | None
+
+
 class Arrived(msgspec.Struct, tag=True, frozen=True):
     """The door to the launcher, with a descriptor: a connection that proved itself, from `address`, with this `ticket`.
 
@@ -98,6 +104,21 @@ class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     nbytes: int
     plain_bytes: int
     served_s: float
+
+
+class RoundMade(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The server to the launcher, with the ring's descriptor: this version is made, and the workers wait for `BeginRound`.
+    `sites`: the workers it is made of, with their samples and seconds; `per_round`: of how many clients a round is, if there are
+    any; `structure`: the model's, where a worker handed it over."""
+
+    time_s: float
+    version: int
+    samples: int
+    sites: tuple[tuple[int, int, float], ...]
+    per_round: int | None
+    lies: Lies = Lies()
+    model: Described | None = None
+    structure: bytes = b""
 
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
@@ -161,7 +182,7 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
 
 
 class StopRequest(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: the run is to end; `why` says who wants it, and for what."""
+    """A worker, or the server, to the launcher: the run is to end; `why` says who wants it, and for what."""
 
     why: str
 
@@ -194,15 +215,16 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep | Switch | Measure
-FromServer = Begun | Reborn | Progress | Lately | Writing | Trouble | Final
+ToServer = Stop | Opened | Emptied | Scale | Keep | Switch | Measure | BeginRound
+FromServer = Begun | Reborn | Progress | Lately | Writing | Trouble | StopRequest | RoundMade | Final
 FromDoor = Arrived | TurnedAway
 
 
 class Visited(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: these turns of clients are over."""
+    """A worker to the launcher: these turns of clients are over. `early`: what they moved is still to be sent."""
 
     visits: tuple[Visit, ...]
+    early: bool = False
 
 
 FromWorker = Logged | Visited | StopRequest | Returned | Finished | Failed

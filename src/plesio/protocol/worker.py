@@ -151,13 +151,15 @@ class GroupGiven(msgspec.Struct, tag=True, frozen=True):
 
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`, `through`,
-    `begun_s`: as in `Leased`."""
+    `begun_s`: as in `Leased`. `choices`: who may be drawn from which epoch on, as far as the worker was not told
+    (`DataLeases.choices`)."""
 
     batches: tuple[tuple[int, int], ...] = ()
     stop: bool = False
     epoch: float = 0.0
     through: int = 0
     begun_s: float = 0.0
+    choices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 ToServer = Hello | Ready | LeaseRequest | RowsRequest | StateWanted | GroupWanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plesio.core.events import Cancel, Discard, Evict, Grant
+from plesio.protocol.launcher import RoundMade
 from plesio.protocol.worker import LeaseReply, RowsServed
 from plesio.transport.doorbell import Located
 
@@ -32,6 +33,9 @@ class Replies:
 
     def refused(self, worker: int, why: str) -> None:
         """The data that a worker asks for is not the others': why it cannot go on."""
+
+    def round_ended(self, made: RoundMade) -> None:
+        """A version is made, and somebody is to look at it; then `RoundBegins` is to be told."""
 
     def repeated(self, discard: Discard) -> None:
         """A contribution came that was answered before, or whose sender is no member: nobody waits for an answer."""

@@ -27,6 +27,8 @@ answers.
 | WakeAt        | -         | wake_at                      | -                                 | -        |
 | Evict         | -         | evicted                      | how it left; an incident          | eviction |
 | Switch        | does it   | -                            | an incident                       | -        |
+| RoundEnded    | -         | round_ended                  | -                                 | -        |
+| Short         | -         | -                            | an incident, or the run's end     | -        |
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ from msgspec.structs import asdict, replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError, ConfigurationError, PlesioError, StrategyError
+from plesio.errors import CheckpointError, ConfigurationError, DeadlineError, PlesioError, StrategyError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import ELSEWHERE, JournalWriter
-from plesio.protocol.launcher import Final, Lately, Trouble, Writing
+from plesio.protocol.launcher import Final, Lately, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -94,6 +96,7 @@ class Program:
         tell: told of what a user will want to know.
         memory: what there is until one is handed over (`begin`).
         raise_on_nonfinite: a NaN or an infinity ends the run.
+        by_round: somebody looks at each version before the next round begins.
     """
 
     def __init__(
@@ -105,9 +108,10 @@ class Program:
         *,
         recorder: Recorder | None = None,
         checkpointer: Checkpointer | None = None,
-        tell: Callable[[Trouble | Writing], None],
+        tell: Callable[[Trouble | Writing | StopRequest], None],
         memory: Memory | None = None,
         raise_on_nonfinite: bool = False,
+        by_round: bool = False,
     ) -> None:
         self.sequencer = sequencer
         self.memory = memory or Memory()
@@ -139,6 +143,9 @@ class Program:
         self._asked_s: float | None = None  # since when it waits for what workers hold
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
+        self._by_round = by_round
+        self._left_s: dict[int, float] = {}  # by worker
+        self._told_choices: dict[int, int] = {}  # by worker: how many of them
         self._why = -1, ""  # the run is to go over to this phase
         self.states = self._checkpointer.states
         self._coming: dict[tuple[int, int, int], str] = {}  # what clients keep, by the contribution that it counts with
@@ -158,6 +165,8 @@ class Program:
             events.Cancel: self._cancel,
             events.Leased: self._leased,
             events.Evict: self._evict,
+            events.RoundEnded: self._round_ended,
+            events.Short: self._is_short,
         }
         """What is done of each kind of effect."""
 
@@ -194,6 +203,8 @@ class Program:
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
+        if self._by_round:
+            self.receive(events.RoundBegins(), now_s)
         whole = self.sequencer.phases.whole
         if whole.chooses is not None:
             self.trouble(None, whole.chooses.in_words([one.name for one in whole.phases], self.sequencer.workers))
@@ -253,6 +264,8 @@ class Program:
     def stop(self, now_s: float) -> None:
         self.stopping, self._ended_s, self._asked_s = True, now_s, None
         self.keep(now_s)
+        if self._strategy.gather.least is not None:
+            self.receive(events.GivenUp(), now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
         """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
@@ -273,10 +286,11 @@ class Program:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint has to wait: the run is drained for another phase; or rows of tables have stepped by a
-        contribution that waits for its fold. A resumed run computes that again, and would step them twice."""
+        """Whether a checkpoint has to wait: the run is drained for another phase; somebody looks at a round, and may choose; or
+        rows of tables have stepped by a contribution that waits for its fold. A resumed run computes that again, and would step
+        them twice."""
         amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
-        return amid_fold or self.sequencer.phases.following is not None
+        return amid_fold or self.sequencer.phases.following is not None or self.sequencer.held is not None
 
     def _awaits_states(self, now_s: float) -> bool:
         """Whether a checkpoint has to wait for what workers on a device hold: they leave it at their next exchange. One that is
@@ -381,6 +395,7 @@ class Program:
             self._forget(worker, not self._strategy.every.among_ranks)
         self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
+        self._told_choices[worker] = 0
         self.listening[worker] = True
         meter = self.meter.workers[worker]
         meter.came = True
@@ -473,6 +488,7 @@ class Program:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
         self._joining.pop(worker, None)
+        self._left_s[worker] = self._replies.now_s()
         self.meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self.meter.seated)
@@ -623,9 +639,41 @@ class Program:
             self.meter.dropped(discard.worker, discard.verdict.words)
 
     def _leased(self, leased: events.Leased) -> None:
-        if self.listening[leased.worker]:
-            reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
-            self._replies.supplied(leased.worker, reply)
+        worker, choices = leased.worker, self.sequencer.leases.choices
+        if not self.listening[worker]:
+            return
+        reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
+        if choices and (new := choices[self._told_choices[worker] :]):
+            reply, self._told_choices[worker] = replace(reply, choices=tuple(new)), len(choices)
+        self._replies.supplied(worker, reply)
+
+    def _round_ended(self, ended: events.RoundEnded) -> None:
+        time_s, version, samples = self.standing(self._now_s)
+        meters = [self.meter.workers[one.worker] for one in ended.members]
+        worked = [max(0.0, one.ready_s - one.granted_s) for one in meters]
+        sites = tuple((one.worker, one.samples, took_s) for one, took_s in zip(ended.members, worked, strict=True))
+        made = RoundMade(time_s=time_s, version=version, samples=samples, sites=sites, per_round=ended.per_round)
+        self._replies.round_ended(made)
+
+    def _is_short(self, short: events.Short) -> None:
+        """Too few workers are left for a version: say who is missing, and how long the others wait."""
+        seats, silence_s = self.sequencer.members.seats, self.sequencer.members.silence_s
+        missing = [one for one in range(self.sequencer.workers) if one not in seats]
+        who = ", ".join(f"worker {one} {self._how_it_left(one)}" for one in missing) or "nobody: some do not count"
+        what = f"version {self.version + 1} takes {short.least} workers, and {short.came} came (missing: {who})"
+        if short.hopeless:
+            self._tell(StopRequest(f"too few workers are left: {what}"))
+        elif short.over:
+            self.keep(self._now_s)
+            why = f"{what}; the others have waited for {silence_s:g} s (timeout_s)"
+            self.trouble(None, why, why, DeadlineError.__name__)
+        else:
+            self.trouble(None, f"{what}: the others wait, for {silence_s:g} s at most (timeout_s)")
+
+    def _how_it_left(self, worker: int) -> str:
+        if worker not in self._left_s:
+            return "has not come"
+        return f"{self.meter.workers[worker].left or 'left'} {max(0.0, self._now_s - self._left_s[worker]):.0f} s ago"
 
     def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker
@@ -633,6 +681,7 @@ class Program:
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         self._forget(worker, True)
         self.listening[worker] = False
+        self._left_s[worker] = self._now_s
         self.meter.workers[worker].left = "evicted"
         self._replies.evicted(evict)
 

@@ -249,15 +249,16 @@ class Strategy:
         if self.chooses is not None:
             self.chooses.check_workers(self.name, [one.name for one in self.phases], workers)
         first = self.gather.first if isinstance(self.gather, answers.Round) else None
-        if first is not None and first > workers:
-            raise StrategyError(
-                f"{self.name}: the first {first} of {workers} workers will never come; "
-                f"allowed: 1 to {workers}; give a smaller number, or start more workers"
-            )
-        if self.gather.size(workers) < self.combine.least:
+        for number, words in (first, f"the first {first}"), (self.gather.least, f"{self.gather.least} or more"):
+            if number is not None and number > workers:
+                raise StrategyError(
+                    f"{self.name}: {words} of {workers} workers will never come; "
+                    f"allowed: 1 to {workers}; give a smaller number, or start more workers"
+                )
+        if self.gather.size(workers) < self.combine.needs:
             raise StrategyError(
                 f"{self.name}: a round of {self.gather.size(workers)} contributions, and {self.combine} needs at least "
-                f"{self.combine.least}; start more workers, so that some may be missing"
+                f"{self.combine.needs}; start more workers, so that some may be missing"
             )
 
     @property
@@ -340,7 +341,9 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"control", "rows", "combine", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {
+    "control", "rows", "combine", "grace_s", "deadline_s", "least", "proximal", "privacy", "fragments", "over", "ahead"
+}  # fmt: skip
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")

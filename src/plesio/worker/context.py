@@ -60,6 +60,7 @@ class WorkerContext(Lessor, Protocol):
     server_pid: int
     inline: bool  # whether all workers of the run are in this process
     lenient: bool  # whether the run goes on without a worker that raises
+    by_round: bool  # whether somebody looks at each version before the next round begins
     state: WorkerState
     states: str  # the folder for what clients keep; empty where not all workers see the same
     island: Island
@@ -73,8 +74,8 @@ class WorkerContext(Lessor, Protocol):
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """Pass on what the training function logged over its last `steps` steps."""
 
-    def visited(self, visits: tuple[Visit, ...]) -> None:
-        """Pass on that clients' turns are over."""
+    def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
+        """Pass on that clients' turns are over; `early`: what they moved is still to be sent."""
 
     def stop(self, why: str) -> None:
         """Ask for the end of the whole run."""

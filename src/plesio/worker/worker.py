@@ -550,6 +550,8 @@ class Worker:
             raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
         if samples is not None and not WHOLE.holds(samples):
             raise ConfigurationError(f"worker.contribute(samples={samples!r}): {WHOLE.words}")
+        if self._context.by_round:
+            self._metrics.flush()  # what the head is told of this round
         exchange.contribute(samples)
 
     def counter(self, name: str) -> Counter:

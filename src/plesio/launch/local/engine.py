@@ -27,12 +27,14 @@ from plesio.launch.local.rebirths import Rebirths
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
 from plesio.launch.returned import unpacked
+from plesio.launch.rounds import OnRound, Rounds
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError, cut
 from plesio.tables.file import from_memory, joined
 from plesio.tables.module import Table
 from plesio.tensors.arena import Layout
+from plesio.tensors.model import load_structure
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
 
@@ -44,12 +46,20 @@ class LocalEngine:
     """Runs one job on this host; `watch` is told how it stands, and may end it. Workers that somebody else starts knock at
     `sockets`."""
 
-    def __init__(self, job: Job, watch: Watch, ctrl_c: CtrlC, sockets: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self,
+        job: Job,
+        watch: Watch,
+        ctrl_c: CtrlC,
+        sockets: Sequence[socket.socket] = (),
+        on_round: OnRound | None = None,
+    ) -> None:
         self._job = job
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live(workers=job.config.workers)
+        self._rounds = Rounds(on_round, job.config, self._outcome, self._live) if on_round is not None else None
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -203,14 +213,22 @@ class LocalEngine:
                 self._stands(message.time_s, message)
             case launcher.Lately():
                 self._live.lately = message
+            case launcher.RoundMade():
+                self._hear_out(self._processes.workers)
+                self._look_at(message, descriptors)
             case launcher.Logged(time_s, steps, metrics):
                 self._live.logged.update(metrics)
+                if self._rounds is not None and process.worker is not None:
+                    self._rounds.logged(process.worker, metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
                     if process.began_s is None:  # it came late: what it logged first, it logged just now
                         process.began_s = time.monotonic() - self._patience.begun_s - time_s
                     self._outcome.logged.add(Logged(process.began_s + time_s, process.worker, steps, metrics))
-            case launcher.Visited(visits):
-                self._outcome.clients.add(visits)
+            case launcher.Visited(visits, early):
+                if not early:
+                    self._outcome.clients.add(visits)
+                elif self._rounds is not None and process.worker is not None:
+                    self._rounds.told(process.worker, visits)
             case launcher.Evaluated():
                 self._outcome.judged(message.evaluation, message.raised, self._live)
                 self._patience.judged_s = time.monotonic()
@@ -253,6 +271,26 @@ class LocalEngine:
                 self._hear_out(self._processes.workers)
                 self._final(message, descriptors)
         return True
+
+    def _look_at(self, made: launcher.RoundMade, descriptors: list[int]) -> None:
+        """Have the user look at this version, and let the next round begin. After Ctrl-C nobody looks."""
+        assert self._rounds is not None and made.model is not None, "somebody looks at rounds"
+        model, layout = made.model, Layout(made.model.specs)
+        block = SharedBlock(descriptors[0], made.lies.nbytes)
+        kept = [view.clone() for view in made.lies.of(block.memory, layout).views]
+        block.close()
+        chosen = None
+        if not self._ctrl_c.pressed:
+            weights = {name: kept[index] for name, index in model.names}
+            own = made.structure if not model.tables else b""
+            round = self._rounds.look(
+                made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None
+            )
+            chosen = round.chosen
+            if round.stopped:
+                self._ask_to_stop(round.stopped)
+            self._patience.heard_s = time.monotonic()  # nobody was heard meanwhile
+        self._processes.tell_server(launcher.BeginRound(chosen))
 
     def _reborn(self, reborn: launcher.Reborn) -> None:
         """The server has died. Its spare goes on, and says when it does; if that is in vain, the run ends."""

@@ -184,6 +184,7 @@ class Seats:
             lenient=config.on_worker_error == "continue",
             stealing=config.stealing,
             servers=config.servers,
+            by_round=self._job.by_round,
         )
         return remote.Seated(number, incarnation, ticket, terms)
 

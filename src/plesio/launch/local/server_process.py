@@ -13,7 +13,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from plesio.core.events import Cancel, Evict, Grant, Ticked
+from msgspec.structs import replace
+
+from plesio.core.events import Cancel, Evict, Grant, RoundBegins, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError
@@ -31,7 +33,7 @@ from plesio.protocol import worker as protocol
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
-from plesio.protocol.launcher import Begun, Lately, Progress, Trouble, Writing
+from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
@@ -105,6 +107,7 @@ class Server(Replies):
             checkpointer=checkpointer,
             tell=self._tell,
             raise_on_nonfinite=config.on_nonfinite == "raise",
+            by_round=job.by_round,
         )
         self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
         self._snapshots = Snapshots(evaluator, lambda: program.standing(self.now_s()), program.is_finite)
@@ -143,6 +146,14 @@ class Server(Replies):
 
     def supplied(self, worker: int, reply: protocol.LeaseReply | protocol.RowsServed) -> None:
         self._line(worker).say(reply)
+
+    def round_ended(self, made: RoundMade) -> None:
+        """The engine looks at it, and lets the next round begin."""
+        self._program.is_finite()
+        machine, blocks = self._machine, self._machine.blocks
+        structure = blocks.structure if machine.rows is None else b""  # the engine has no rows of tables
+        made = replace(made, lies=machine.view(ENGINE), model=blocks.model, structure=structure)
+        self._engine.send(made, (blocks.ring_descriptor,))
 
     def refused(self, worker: int, why: str) -> None:
         self._refuse(self._line(worker), ConfigurationError(why))
@@ -257,6 +268,9 @@ class Server(Replies):
                 self._opened(message, descriptors)
             case launcher.Scale(workers):
                 self._scale(workers)
+            case launcher.BeginRound(clients):
+                self._machine.folder.forget(ENGINE)
+                self._program.receive(RoundBegins(clients), self.now_s())
             case launcher.Keep():
                 self._program.keep(self.now_s())
             case launcher.Measure(window_s):
@@ -400,7 +414,7 @@ class Server(Replies):
         self._engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
         self._snapshots.see_out(self._timeout_s)
 
-    def _tell(self, message: Trouble | Writing) -> None:
+    def _tell(self, message: Trouble | Writing | StopRequest) -> None:
         """Tell the engine; what happened is put on record, too."""
         if isinstance(message, Trouble):
             what, worker = message.incident.what, message.incident.worker
@@ -410,7 +424,7 @@ class Server(Replies):
     def _journal_ends(self, error: JournalError) -> None:
         self._program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
-    def _tell_engine(self, message: Begun | Progress | Lately | Trouble | Writing) -> None:
+    def _tell_engine(self, message: Begun | Progress | Lately | Trouble | Writing | StopRequest) -> None:
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
         if self._engine.has_room or not isinstance(message, Progress | Lately):
             self._engine.send_in_time(message)

@@ -58,9 +58,9 @@ class ProcessContext(Participation):
         number = ties.rank if ties is not None and config.strategy.every.among_ranks else rank
         pacer = Pacer(config.pace, slowness(config.faults, number), random.Random(seed * 7919 + number))
         super().__init__(rank, config.workers, seed, config.strategy, pacer, config.lone, config.stealing)
-        self.lenient = config.on_worker_error == "continue"
+        self.lenient, self.by_round = config.on_worker_error == "continue", job.by_round
         self._ties = ties = ties or Ties(0, ())
-        self._shows = job.evaluate is not None and bool(line)
+        self._shows = (job.evaluate is not None or (job.by_round and config.ranks == 1)) and bool(line)
         self._plain = job.model
         self._line = Doorbell(line[1], line[2], rank) if line else None
         if self._line is not None:
@@ -88,8 +88,8 @@ class ProcessContext(Participation):
         if self._line is not None:
             self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
 
-    def visited(self, visits: tuple[Visit, ...]) -> None:
-        self._engine.send_in_time(Visited(visits))
+    def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
+        self._engine.send_in_time(Visited(visits, early))
 
     def stop(self, why: str) -> None:
         with suppress(ChannelClosedError):  # the run is over anyway

@@ -116,8 +116,8 @@ class Watcher:
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
 
-    def visited(self, visits: tuple[Visit, ...]) -> None:
-        """Clients' turns are over."""
+    def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
+        """Clients' turns are over; `early`: what they moved is still to be sent."""
 
     def stop(self, why: str) -> None:
         """It asks for the end of the whole run."""

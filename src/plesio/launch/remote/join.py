@@ -298,5 +298,6 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         Job(config=config, train=None, evaluate=None), seated.worker, launcher, line[:ends], ties
     )
     context.ticket = seated.ticket
-    context.lenient, context._shows = terms.lenient, terms.evaluates
+    context.lenient, context.by_round = terms.lenient, terms.by_round
+    context._shows = terms.evaluates or terms.by_round
     return context

@@ -47,7 +47,7 @@ class RemoteContext(Participation):
         pacer = Pacer(None, 1.0, random.Random())
         lone = terms.seats == link.ranks == 1
         super().__init__(rank, terms.workers, terms.seed, strategy, pacer, lone, terms.stealing)
-        self.lenient = terms.lenient
+        self.lenient, self.by_round = terms.lenient, terms.by_round
         self._shows = terms.evaluates and terms.trusts
         self._line = self._bell = RemoteBell(link, rank, self._rejoin)
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
@@ -64,8 +64,8 @@ class RemoteContext(Participation):
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._line.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
 
-    def visited(self, visits: tuple[Visit, ...]) -> None:
-        self._line.say(FrameKind.LAUNCHER, launcher.Visited(visits))
+    def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
+        self._line.say(FrameKind.LAUNCHER, launcher.Visited(visits, early))
 
     def stop(self, why: str) -> None:
         self._line.say(FrameKind.LAUNCHER, launcher.StopRequest(why))

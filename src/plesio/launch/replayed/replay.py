@@ -10,6 +10,7 @@ in time that its step was called off) is read from the journal as well.
 | Joined                      | a new greenlet runs up to where training begins; one that comes back is   |
 |                             | brought to where it lost its seat                                         |
 | Scaled, Switched            | the sequencer and the folder hear of it                                   |
+| RoundBegins, GivenUp        | the sequencer hears of it                                                 |
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
 | fold                        | ours must have the same checksum                                          |
@@ -238,7 +239,7 @@ class _Replay(Replies):
             case records.Received(time_s, event):
                 if isinstance(event, events.Scaled):
                     self._program.scale(event.workers, time_s)
-                elif isinstance(event, events.Switched):
+                elif isinstance(event, events.Switched | events.RoundBegins | events.GivenUp):
                     self._program.receive(event, time_s)
                 elif not isinstance(event, (events.Evict, events.Ticked)):
                     self._heard(event, time_s)

@@ -25,6 +25,7 @@ from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
+from plesio.launch.rounds import OnRound, Rounds
 from plesio.launch.simulated.lately import choose_in
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
@@ -33,6 +34,7 @@ from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
+from plesio.protocol.launcher import RoundMade
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.judge import Judge
@@ -65,7 +67,9 @@ class VirtualTimer(StillTimer):
 class SimulatedEngine:
     """Runs a job on a cluster, in virtual time; `watch` is told how it stands at each evaluation, and may end it."""
 
-    def __init__(self, job: Job, cluster: Cluster, watch: Watching, ctrl_c: CtrlC) -> None:
+    def __init__(
+        self, job: Job, cluster: Cluster, watch: Watching, ctrl_c: CtrlC, on_round: OnRound | None = None
+    ) -> None:
         self.job = job
         self.outcome = Outcome()
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
@@ -74,6 +78,7 @@ class SimulatedEngine:
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self.live = Live(time_s=0.0, workers=job.config.workers)
+        self.rounds = Rounds(on_round, job.config, self.outcome, self.live) if on_round is not None else None
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
@@ -91,6 +96,7 @@ class SimulatedEngine:
             incarnation=job.incarnation,
             raise_on_nonfinite=job.config.on_nonfinite == "raise",
             look=self._look,
+            on_round=self._look_at if on_round is not None else None,
         )
         if job.evaluate is not None:
             self.run_of.clock.repeat(0.0, job.config.evaluate_every_s, self._evaluate)
@@ -140,7 +146,7 @@ class SimulatedEngine:
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
         return GreenletWorker(
             self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seeded, watcher,
-            shows=self.job.evaluate is not None, lenient=self.job.config.on_worker_error == "continue",
+            shows=self.job.evaluate is not None or self.job.by_round, lenient=self.job.config.on_worker_error == "continue",
             lone=self.job.config.seats == 1, sources=self.job.sources, stealing=self.job.config.stealing,
         )  # fmt: skip
 
@@ -172,6 +178,13 @@ class SimulatedEngine:
         if self._watch.due:
             self.run_of.end(self._watch.look(self._stands()) or "")
 
+    def _look_at(self, made: RoundMade) -> tuple[int, ...] | None:
+        assert self.rounds is not None, "somebody looks at rounds"
+        self.run_of.program.is_finite()
+        round = self.rounds.look(made, self._seating.state_dict, self._seating.model)
+        self.run_of.end(round.stopped or self._watch.reached(self._stands()) or "")
+        return round.chosen
+
     def _judge(self, now_s: float) -> None:
         assert self._judgement is not None
         program = self.run_of.program
@@ -196,6 +209,7 @@ class _Participant(Watcher, Participant):
 
     def begin(self, incarnation: int) -> None:
         self._worker = self._engine.new_worker(self._rank, self)
+        self._worker.by_round = self._engine.job.by_round
         self._engine.seat(self._worker)
 
     def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
@@ -225,9 +239,14 @@ class _Participant(Watcher, Participant):
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.live.logged.update(metrics)
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+        if self._engine.rounds is not None:
+            self._engine.rounds.logged(self._rank, metrics)
 
-    def visited(self, visits: tuple[Visit, ...]) -> None:
-        self._engine.outcome.clients.add(visits)
+    def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
+        if not early:
+            self._engine.outcome.clients.add(visits)
+        elif self._engine.rounds is not None:
+            self._engine.rounds.told(self._rank, visits)
 
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""

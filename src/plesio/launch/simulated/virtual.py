@@ -31,7 +31,7 @@ import msgspec
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
 from plesio.config.until import limit_met
-from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, Ticked, Verdict
+from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, RoundBegins, Ticked, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
@@ -42,7 +42,7 @@ from plesio.launch.simulated.workers import Answer, Message, Participant, Proces
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
-from plesio.protocol.launcher import Final, Trouble, Writing
+from plesio.protocol.launcher import Final, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import Contribution, GoOn, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
@@ -59,9 +59,9 @@ class VirtualRun(Replies):
     """One run in virtual time: it brings the events to the server's program, and is its replies.
 
     The arithmetic is done by `memory`, or in one that the program is given (`Program.begin`); with neither, only the time
-    is asked for, of contributions of `push_nbytes` and answers of `answer_nbytes`. `look` is
-    called between events, now and then. `limits`: the seconds, steps, samples or contributions after which the run ends.
-    `incarnation` is that of the first processes.
+    is asked for, of contributions of `push_nbytes` and answers of `answer_nbytes`. `look` is called between events, now and then;
+    `on_round` with each version: it says who may be drawn. `limits`: the seconds, steps, samples or contributions after which the
+    run ends. `incarnation` is that of the first processes.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class VirtualRun(Replies):
         incarnation: int = 1,
         raise_on_nonfinite: bool = False,
         look: Callable[[], None] | None = None,
+        on_round: Callable[[RoundMade], tuple[int, ...] | None] | None = None,
     ) -> None:
         strategy.check_workers(cluster.workers)
         self.clock = VirtualClock()
@@ -100,6 +101,7 @@ class VirtualRun(Replies):
             tell=self._told,
             memory=memory,
             raise_on_nonfinite=raise_on_nonfinite,
+            by_round=on_round is not None,
         )
         self.incidents: list[Incident] = []
         self.ended = ""
@@ -109,7 +111,7 @@ class VirtualRun(Replies):
         self._network = network_of(strategy.via, cluster, self.clock)
         self._silence = Silence(self.clock, silence_s, self._ask_who_is_silent)
         self._limits = limits
-        self._look = look
+        self._look, self._on_round = look, on_round
         self._workers = [Process(one, incarnation - 1) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
         self._answered: list[tuple[int, Answer | Discard, Located, float]] = []  # until an event is dealt with
@@ -401,6 +403,13 @@ class VirtualRun(Replies):
         if isinstance(worker.latest.request, Contribution):
             self._answered.append((cancel.worker, cancel, answer, has_it_s))
 
+    def round_ended(self, made: RoundMade) -> None:
+        self.clock.at(self.clock.now_s, self._look_at, made)
+
+    def _look_at(self, made: RoundMade) -> None:
+        assert self._on_round is not None, "somebody looks at rounds"
+        self._receive(RoundBegins(self._on_round(made)))
+
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
 
@@ -475,7 +484,10 @@ class VirtualRun(Replies):
             self._send(index, heard_s, 0, self._receive, Abandoned(index, worker.incarnation, batches))
         self._go_on(index, cancel, told, heard_s)
 
-    def _told(self, message: Trouble | Writing) -> None:
+    def _told(self, message: Trouble | Writing | StopRequest) -> None:
+        if isinstance(message, StopRequest):
+            self.end(message.why)
+            return
         if isinstance(message, Writing):
             return
         self.incidents.append(message.incident)

@@ -8,6 +8,7 @@ from plesio.protocol.journal.records import ELSEWHERE as ELSEWHERE
 from plesio.protocol.journal.records import FILE_NAME as FILE_NAME
 from plesio.protocol.journal.records import FORMAT as FORMAT
 from plesio.protocol.journal.records import ISLANDS as ISLANDS
+from plesio.protocol.journal.records import LOOKED_AT as LOOKED_AT
 from plesio.protocol.journal.records import PHASED as PHASED
 from plesio.protocol.journal.records import Ended as Ended
 from plesio.protocol.journal.records import Folded as Folded

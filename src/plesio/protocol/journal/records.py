@@ -9,7 +9,8 @@ below 2**64.
 The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
 moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
 record is found by trying every byte. The head is a msgpack map, to which fields with a default may be added; any other
-change, a new kind too, is a new `FORMAT`. A run whose strategy has phases is of format `PHASED`: it may hold `Switched`.
+change, a new kind too, is a new `FORMAT`. A run whose strategy has phases is of format `PHASED`: it may hold `Switched`. One
+whose rounds are looked at, or take a least number of workers, is of format `LOOKED_AT`: it may hold `RoundBegins` and `GivenUp`.
 
 | kind       | fields                                                                                             |
 | ---------- | -------------------------------------------------------------------------------------------------- |
@@ -36,11 +37,13 @@ from plesio.core.events import (
     Abandoned,
     Discard,
     Evict,
+    GivenUp,
     Joined,
     LeaseWanted,
     Left,
     Pushed,
     Reported,
+    RoundBegins,
     RowsWanted,
     Scaled,
     Switched,
@@ -51,8 +54,9 @@ from plesio.errors import ConfigurationError
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT, PHASED = 9, 10
-"""Of runs without phases, and of runs whose strategy has some: a reader that knows of none must not repeat these without."""
+FORMAT, PHASED, LOOKED_AT = 9, 10, 11
+"""Of runs as most are; whose strategy has phases; whose rounds are looked at: a reader that knows of none must not repeat these
+without."""
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 150,000 contributions is below it."""
 FRAME = Struct("<II")
@@ -66,7 +70,7 @@ ISLANDS = "each worker is "
 Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
-JournalEvent = WorkerEvent | Scaled | Switched | Ticked
+JournalEvent = WorkerEvent | Scaled | Switched | RoundBegins | GivenUp | Ticked
 
 
 class JournalError(ConfigurationError):
@@ -198,6 +202,8 @@ TIMED: dict[type[JournalEvent | Evict], int] = {
     Ticked: 10,
     RowsWanted: 11,
     Switched: 12,
+    RoundBegins: 13,
+    GivenUp: 14,
 }
 """The kinds of what is kept with its time."""
 FOLD, DISCARD, NOTE, END, RESUME = 16, 17, 18, 19, 20
@@ -253,8 +259,8 @@ def decode_head(body: bytes) -> JournalHead:
     if body[0] != HEAD:
         raise ValueError(f"the first record is of kind {body[0]}, not a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format not in (FORMAT, PHASED):
+    if format not in (FORMAT, PHASED, LOOKED_AT):
         raise JournalError(
-            f"it is of format {format}, and this plesio reads {FORMAT} and {PHASED}: use the plesio that wrote it"
+            f"it is of format {format}, and this plesio reads {FORMAT} to {LOOKED_AT}: use the plesio that wrote it"
         )
     return msgspec.msgpack.decode(body[1:], type=JournalHead)

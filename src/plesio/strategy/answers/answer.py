@@ -75,6 +75,7 @@ class Answer:
     proximal: float = 0.0
     grace_s: float | None = None
     deadline_s: float | None = None
+    least: int | None = None
     cancel_late: bool = False
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """How do the contributions of a fold become one (`Combine`)? Numbers only: the arithmetic is in `plesio.tensors.combining`.
 
 All but the mean are robust: whatever a few members send, the result stays among what the others sent. Members count alike. Each
-contribution lies in its worker's slot until the round is folded, so this takes no more memory. `least`: how many a fold needs.
+contribution lies in its worker's slot until the round is folded, so this takes no more memory. `needs`: how many a fold needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plesio.strategy.answers.answer import BELOW_HALF, COUNT, WHOLE, Answer
 class Mean(Answer):
     """The mean, by weight."""
 
-    least: ClassVar[int] = 1
+    needs: ClassVar[int] = 1
     words: ClassVar[str] = "mean"
 
 
@@ -28,7 +28,7 @@ class Median(Answer):
     Source: Yin et al. 2018, arXiv 1803.01498.
     """
 
-    least: ClassVar[int] = 3
+    needs: ClassVar[int] = 3
     robust: ClassVar[bool] = True
     words: ClassVar[str] = "median"
 
@@ -46,7 +46,7 @@ class TrimmedMean(Answer):
     Raises:
         StrategyError: another `part`.
 
-    >>> str(TrimmedMean(0.25)), TrimmedMean(0.25).least
+    >>> str(TrimmedMean(0.25)), TrimmedMean(0.25).needs
     ('mean without 0.25 at each end', 4)
     """
 
@@ -54,7 +54,7 @@ class TrimmedMean(Answer):
     robust: ClassVar[bool] = True
 
     @property
-    def least(self) -> int:
+    def needs(self) -> int:
         return ceil(1 / self.part) if self.part else 1
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Krum(Answer):
     Raises:
         StrategyError: `f` is no whole number of at least 0, or `keep` none of at least 1.
 
-    >>> str(Krum(f=2)), Krum(f=2).least, Krum(f=1, keep=5).least
+    >>> str(Krum(f=2)), Krum(f=2).needs, Krum(f=1, keep=5).needs
     ('Krum (f=2)', 7, 6)
     """
 
@@ -85,7 +85,7 @@ class Krum(Answer):
     robust: ClassVar[bool] = True
 
     @property
-    def least(self) -> int:
+    def needs(self) -> int:
         return max(2 * self.f + 3, self.keep + self.f)
 
     def __str__(self) -> str:

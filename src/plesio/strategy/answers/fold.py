@@ -53,10 +53,16 @@ class Buffer(Answer):
 @dataclass(frozen=True, slots=True)
 class Round(Answer):
     """One contribution of each worker makes a new version; the `first` of them, if given, and those that come within `grace_s`
-    seconds after these."""
+    seconds after these.
+
+    `least`: a version is made of so many or more; with fewer workers a round waits for others to come. `deadline_s`: a round
+    waits for the `first`, or for all that are there, no longer than that after the first one came, if there are `least` by then.
+    """
 
     first: Annotated[int | None, COUNT_OR_NONE] = None
     grace_s: Annotated[float | None, POSITIVE_OR_NONE] = None
+    least: Annotated[int | None, COUNT_OR_NONE] = None
+    deadline_s: Annotated[float | None, POSITIVE_OR_NONE] = None
     in_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -65,14 +71,22 @@ class Round(Answer):
             raise StrategyError(
                 f"Round(grace_s={self.grace_s!r}): a round of all waits for everybody, and has no grace; give first, too"
             )
+        if self.first is not None and self.least is not None and self.least > self.first:
+            raise StrategyError(
+                f"Round(least={self.least}): the first {self.first} make a version, and these are fewer"
+            )
 
     def size(self, reachable: int | None) -> int:
-        everybody = max(reachable or 1, 1)
-        return everybody if self.first is None else min(self.first, everybody)
+        everybody = max(reachable or 1, self.least or 1)
+        if self.first is None or self.deadline_s is not None:  # until then also who is away may come
+            return self.first or everybody
+        return min(self.first, everybody)
 
     def __str__(self) -> str:
         grace = "" if self.grace_s is None else f" and {self.grace_s:g} s more"
-        return "round of all" if self.first is None else f"round, first {self.first}{grace}"
+        who = "round of all" if self.first is None else f"round, first {self.first}{grace}"
+        least = "" if self.least is None else f", {self.least} at least"
+        return who + least + ("" if self.deadline_s is None else f", {self.deadline_s:g} s at most")
 
 
 Gather = Each | Buffer | Round

@@ -21,6 +21,10 @@ from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["fedavg", "fedopt", "fedprox", "scaffold", "fedbuff", "fedasync"]  # noqa: RUF022 (in the order they are listed to users)
 
+LATE_MAX = 8
+"""How many versions late a site's work may be."""
+Sites = dict[str, Any]
+"""clients_min, clients_wanted and deadline_s, by name."""
 MEAN = Outer("SGD", lr=1.0)
 OPTIMIZERS = {
     "momentum": lambda lr: Outer("SGD", lr=lr, momentum=0.9),
@@ -35,6 +39,8 @@ def fedavg(
     *,
     deadline_s: float | None = None,
     late: str = "keep",
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
     combine: str | Combine = "mean",
@@ -48,8 +54,10 @@ def fedavg(
 
     Args:
         first: how many clients make a version; None: all of the round, and the workers wait for each other.
-        deadline_s: with `first`: how long a version waits for them, from the first that came.
-        late: with `first`: "keep" or "drop" what was trained from an older version.
+        deadline_s: with one of the others: how long a version waits for clients, from the first that came.
+        late: with `deadline_s`: "keep" or "drop" what was trained from an older version.
+        clients_min: of sites: how many make a version, at least. With fewer a round waits, for the run's `timeout_s` at most.
+        clients_wanted: of sites: a version is made when so many have come, or at the deadline; None: of all that are there.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
         combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
@@ -59,8 +67,8 @@ def fedavg(
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
     Raises:
-        StrategyError: `first` is no whole number of at least 1, `deadline_s` no number above 0 or without `first`, `late`
-            neither; an unknown codec or `combine`.
+        StrategyError: a number of clients is no whole number of at least 1, `deadline_s` no number above 0, `late` neither, one
+            of these lacks another; an unknown codec or `combine`.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -70,14 +78,19 @@ def fedavg(
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
     one = known_as("combine", combine, COMBINES)
-    settings = {"first": first, "deadline_s": deadline_s, "late": late, "combine": word(one, COMBINES)}
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    settings = {"first": first, "deadline_s": deadline_s, "late": late, **sites, "combine": word(one, COMBINES)}
     name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
     if first is None:
-        if deadline_s is not None or late != "keep":
+        if late != "keep" and deadline_s is None:
             raise StrategyError(
-                f"{name}: without first= a round waits for all of its clients, and none is late; give first"
+                f"{name}: a round waits for all of its clients, and none is late; give first, or deadline_s"
             )
-        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy))
+        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy), sites, late)
+    if clients_min is not None or clients_wanted is not None:
+        raise StrategyError(
+            f"{name}: first is of ps.Clients, clients_min and clients_wanted are of sites; leave one out"
+        )
     return Strategy(
         name=name,
         every=Clients(),
@@ -94,6 +107,9 @@ def fedopt(
     optimizer: str = "adam",
     *,
     lr: float = 0.01,
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
+    deadline_s: float | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
     combine: str | Combine = "mean",
@@ -107,7 +123,7 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        privacy, combine, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, combine, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -119,14 +135,18 @@ def fedopt(
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
     one = known_as("combine", combine, COMBINES)
-    settings = {"optimizer": optimizer, "lr": lr, "combine": word(one, COMBINES)}
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    settings = {"optimizer": optimizer, "lr": lr, **sites, "combine": word(one, COMBINES)}
     name = call(fedopt, **settings, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy))
+    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy), sites)
 
 
 def fedprox(
     mu: float = 0.01,
     *,
+    clients_min: int | None = None,
+    clients_wanted: int | None = None,
+    deadline_s: float | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
     combine: str | Combine = "mean",
@@ -140,7 +160,7 @@ def fedprox(
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        privacy, combine, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, combine, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -151,8 +171,10 @@ def fedprox(
     'by client, proximal 0.1'
     """
     one = known_as("combine", combine, COMBINES)
-    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, combine=word(one, COMBINES), overlap=overlap)
-    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy))
+    sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
+    settings = {"mu": mu, "combine": word(one, COMBINES)}
+    name = call(fedprox, **settings, **sites, codec=codec, privacy=privacy, overlap=overlap)
+    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy), sites)
 
 
 def scaffold(*, lr: float = 1.0) -> Strategy:
@@ -180,11 +202,33 @@ def scaffold(*, lr: float = 1.0) -> Strategy:
     return rounds(call(scaffold, lr=lr), every=Clients(), send=answers.Delta(control=True), outer=outer)
 
 
-def _rounds(name: str, mu: float, outer: Outer, combine: Combine, sent: dict[str, Any]) -> Strategy:
-    """All clients of a round make a version."""
+def _rounds(
+    name: str, mu: float, outer: Outer, combine: Combine, sent: dict[str, Any], sites: Sites, late: str = "keep"
+) -> Strategy:
+    """All clients of a round make a version; of sites perhaps only so many."""
     by_samples = combine == answers.Mean() and sent["send"].privacy is None
     weigh: Weigh = answers.BySamples() if by_samples else answers.Equal()
-    return rounds(name, every=Clients(proximal=mu), **sent, weigh=weigh, combine=combine, outer=outer)
+    whole = rounds(name, every=Clients(proximal=mu), **sent, weigh=weigh, combine=combine, outer=outer)
+    least, wanted, deadline_s = sites.values()
+    if least is wanted is deadline_s is None:
+        return whole
+    if sent["send"].privacy is not None:
+        raise StrategyError(
+            f"{name}: privacy is for ps.Clients, which has a clients_min of its own; leave those of sites out"
+        )
+    if (wanted is not None and deadline_s is None) or least is wanted is None:
+        raise StrategyError(
+            f"{name}: clients_wanted needs deadline_s, which says how long a round waits for so many; and deadline_s needs "
+            "clients_wanted or clients_min (of sites), or first (of ps.Clients)"
+        )
+    for argument, value in (("clients_min", least), ("clients_wanted", wanted)):
+        COUNT_OR_NONE.check(whole.recipe, argument, value)
+    gather = answers.Round(wanted, least=least, deadline_s=deadline_s)
+    if deadline_s is None:
+        return replace(whole, gather=gather)
+    within, discount = (LATE_MAX, 0.5) if late == "keep" else (0, 0.0)
+    weigh = answers.BySamples(discount) if by_samples else weigh
+    return replace(whole, gather=gather, admit=Fresh(within), weigh=weigh)
 
 
 def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:

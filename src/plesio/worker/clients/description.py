@@ -165,11 +165,11 @@ class Clients:
             return part, part[:0]
         return split_off(part, count, self._labels, np.random.default_rng((seed, CLIENTS + client)))
 
-    def drawn(self, seed: int, round: int, alike: bool = False) -> list[int]:
+    def drawn(self, seed: int, round: int, alike: bool = False, among: Sequence[int] = ()) -> list[int]:
         """The clients of a round; fewer than `per_round` where no more are available. `alike`: each takes part with the same
-        chance, on its own, so that `per_round` is what is expected."""
+        chance, on its own, so that `per_round` is what is expected. `among`: which ones there are; empty: all."""
         rng = np.random.default_rng((seed, round))
-        there = np.arange(len(self.split))
+        there = np.array(among) if among else np.arange(len(self.split))
         if alike:
             return [int(one) for one in rng.permutation(there[rng.random(len(there)) < self.per_round / len(there)])]
         if callable(self.available):

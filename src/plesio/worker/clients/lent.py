@@ -51,6 +51,7 @@ class LeasedClients:
         self._skips = clients.on_client_error == "skip" or (clients.on_client_error is None and context.lenient)
         self._digest = clients.digest(context.seed)
         self._drawn: tuple[int, list[int]] = (-1, [])
+        self._choices: list[tuple[int, tuple[int, ...]]] = []  # as in `DataLeases`
         self._visits: list[Visit] = []  # of the round
         self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
         self._round = -1  # the loop has not begun
@@ -68,6 +69,12 @@ class LeasedClients:
             raise ConfigurationError(
                 f"ps.Clients and {exchange.strategy.name}: a worker adds up what its clients moved, so one client could move "
                 "that anywhere; use combine= for sites, whose loop says worker.contribute(samples=...)"
+            )
+        gather, alone = exchange.strategy.gather, exchange.strategy.gather.least or exchange.strategy.gather.deadline_s
+        if exchange.in_rounds and alone:
+            raise ConfigurationError(
+                f"{exchange.strategy.name} ({gather}) counts sites, and clients of ps.Clients are not workers: say "
+                "ps.Clients(clients_min=...), or fedavg(first=..., deadline_s=...)"
             )
         if clients.clients_min and not exchange.in_rounds:
             raise ConfigurationError(
@@ -113,12 +120,17 @@ class LeasedClients:
     def _end_round(self) -> None:
         round = self._round
         if self._exchange.in_rounds or self._used.batches:  # these were places without a client
-            self._exchange.end_round(release=round < self._rounds)
-            self._tell()
+            self._contribute()
         self._catch_up()
         self._round = max(self._round, round + 1)
         if self._clients.clients_min and round < self._rounds:
             self._check_number(round)
+
+    def _contribute(self) -> None:
+        if self._context.by_round:
+            self._context.visited(tuple(self._visits), early=True)
+        self._exchange.end_round(release=self._round < self._rounds)
+        self._tell()
 
     def _check_number(self, round: int) -> None:
         """Whether enough clients are in the version. A worker that was away does not know: what it counted may be lost."""
@@ -133,6 +145,9 @@ class LeasedClients:
     def _lease(self, round: int, most: int) -> LeaseReply:
         reply = self._context.lease(LeaseRequest(round, self._places, most, 0, self._digest))
         self._over = self._context.state.stopped or reply.stop
+        if reply.choices:
+            self._choices += reply.choices
+            self._check_choices()
         self._forget_lost()
         if self._exchange.in_rounds:  # nobody is given clients of a round to come
             self._round = max(self._round, ceil(reply.epoch) - 1)
@@ -165,12 +180,25 @@ class LeasedClients:
         if clients.timed:
             drawn, waits_s = clients.drawn_at(seed, round, begun_s)
         else:
-            drawn = clients.drawn(seed, round, alike=self._accountant is not None)
+            chosen = next((who for since, who in reversed(self._choices) if since <= round), ())
+            drawn = clients.drawn(seed, round, self._accountant is not None, chosen)
         if waits_s:
             self._exchange.pacer.waits(waits_s)
             self._used.waited_s += waits_s
         self._drawn = round, drawn
         return drawn
+
+    def _check_choices(self) -> None:
+        self._drawn = (-1, [])
+        clients, chosen = self._clients, self._choices[-1][1]
+        if callable(clients.available) or clients.available < 1:
+            raise ConfigurationError(
+                "round.choose and Clients(available=...) both say who can be drawn; take one of them"
+            )
+        if unknown := [one for one in chosen if one >= len(clients.split)]:
+            raise ConfigurationError(
+                f"round.choose: there is no client {unknown[0]}; they are 0 to {len(clients.split) - 1}"
+            )
 
     # Turns
 
@@ -215,7 +243,8 @@ class LeasedClients:
         counts = trained and self._taken_up(client)
         self._exchange.between_clients = True
         if client.failed and not client.dropped:
-            warn(f"client {client.id}, round {client.round}: {client.failed}; it is left out of the round")
+            which, lacks = f"client {client.id}, round {client.round}", len(self._clients.split[client.id])
+            warn(f"{which}: {client.failed}; it is left out of the round, with its {lacks} samples")
         stale, late = self._context.state.staleness, client.round != self._round
         first, last = ({name: float(one) for name, one in by_name.items()} for by_name in (client.first, client.last))
         told = client.id, client.round, client.samples, seconds, stale, counts, late, first, last
@@ -313,5 +342,4 @@ class LeasedClients:
             return
         self._end()
         if self._used.batches:
-            self._exchange.end_round(release=self._round < self._rounds)
-            self._tell()
+            self._contribute()

@@ -1,0 +1,312 @@
+"""Rounds that somebody looks at, and rounds of too few sites, in virtual time: choices, replay, resume, and how a wait ends."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import plesio as ps
+from plesio.cluster import Cluster, Constant, Crash, Group, Restart
+from plesio.protocol.journal import Folded, read_journal
+from support.loops import data
+
+INPUTS, LABELS = data(120)
+CLIENTS = 12
+ROUNDS = 6
+
+
+def clients(**settings: Any) -> ps.Clients:
+    split = ps.splits.iid(len(LABELS), CLIENTS)
+    given = {"per_round": 3, "rounds": ROUNDS, "batch_size": 5, "held_out": 0.2, **settings}
+    return ps.Clients(TensorDataset(INPUTS, LABELS), split, **given)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Linear(INPUTS.shape[1], int(LABELS.max()) + 1)
+
+
+def train(worker: ps.Worker, **settings: Any) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer, lent = worker.prepare(net, optimizer, clients(**settings))
+    for client in lent:
+        for inputs, labels in client:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+        client.log(mine=client.id)
+
+
+def site(worker: ps.Worker, rounds: int = ROUNDS, by_number: bool = False) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = worker.prepare(net, optimizer)
+    number = 0
+    while (number if by_number else worker.version) < rounds:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(INPUTS[:20]), LABELS[:20]).backward()
+        optimizer.step()
+        worker.log(here=worker.rank)
+        worker.contribute(samples=20 + worker.rank)
+        number += 1
+
+
+def accuracy(net: torch.nn.Module) -> dict[str, float]:
+    return {"accuracy": (net(INPUTS).argmax(1) == LABELS).float().mean().item()}
+
+
+def looked(
+    on_round: Any, strategy: Any = None, of: Any = train, workers: int = 2, cluster: Any = "uniform", **more: Any
+) -> ps.Run:
+    return ps.run(of, strategy or ps.fedavg(), workers=workers, engine=ps.Simulated(cluster), on_round=on_round, **more)
+
+
+def members(run: ps.Run) -> list[list[int]]:
+    assert run.folder is not None
+    return [[one.worker for one in record.members] for record in read_journal(run.folder) if isinstance(record, Folded)]
+
+
+# Looking
+
+
+def test_each_version_is_seen_once_with_what_its_clients_told() -> None:
+    rounds: list[ps.Round] = []
+    run = looked(rounds.append)
+    assert [(one.number, one.version) for one in rounds] == [(k, k + 1) for k in range(ROUNDS)]
+    for one in rounds:
+        assert sorted(told.id for told in one.clients) == sorted(clients().drawn(0, one.number))
+        assert all(told.samples == 8 and told.counts and told.metrics == {"mine": told.id} for told in one.clients)
+    assert all(torch.equal(value, run.state_dict[name]) for name, value in rounds[-1].state_dict.items())
+    plain = ps.run(train, ps.fedavg(), workers=2, engine=ps.Simulated("uniform"))
+    assert all(torch.equal(value, plain.state_dict[name]) for name, value in run.state_dict.items()), (
+        "to look changes nothing"
+    )
+
+
+def test_every_version_is_evaluated_and_an_end_is_noticed() -> None:
+    found: list[float] = []
+    run = looked(lambda round: found.append(round.evaluate(accuracy)["accuracy"]))
+    assert [one.metrics["accuracy"] for one in run.history] == found
+    assert [one.version for one in run.history] == [*range(1, ROUNDS + 1)]
+    early = looked(lambda round: round.evaluate(accuracy), until=ps.Until(accuracy=found[1]))
+    assert early.version <= 2
+    assert "accuracy" in early.ended
+    assert looked(lambda round: round.version == 2 and round.stop("enough")).ended == "enough"
+
+
+def test_clients_are_evaluated_on_what_they_hold_out() -> None:
+    def hits(net: torch.nn.Module, batches: Any) -> dict[str, float]:
+        return {"n": sum(len(labels) for _, labels in batches)}
+
+    found: list[Any] = []
+
+    def on_round(round: ps.Round) -> None:
+        found.append(round.evaluate_clients(clients(), hits, ids=[2, 7]))
+        round.stop("enough")
+
+    looked(on_round)
+    assert found[0] == {2: {"n": 2.0}, 7: {"n": 2.0}}
+
+
+def test_sites_are_told_by_worker() -> None:
+    rounds: list[ps.Round] = []
+    looked(rounds.append, of=site, workers=3)
+    told = [(one.id, one.samples, dict(one.metrics)) for one in rounds[2].clients]
+    assert told == [(k, 20 + k, {"here": float(k)}) for k in range(3)]
+    assert rounds[2].number == 2
+    assert all(one.seconds > 0 for one in rounds[2].clients)
+
+
+def test_clients_that_are_left_out_are_told_too() -> None:
+    class Broken(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(LABELS)
+
+        def __getitem__(self, place: int) -> Any:
+            if place == int(clients().split[4][0]):
+                raise OSError("truncated")
+            return INPUTS[place], LABELS[place]
+
+    def broken(worker: ps.Worker) -> None:
+        net = model()
+        given = ps.Clients(
+            Broken(), ps.splits.iid(len(LABELS), CLIENTS), per_round=CLIENTS, rounds=1, on_client_error="skip"
+        )
+        net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), given)
+        for client in lent:
+            for inputs, labels in client:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(net(inputs), labels).backward()
+                optimizer.step()
+
+    rounds: list[ps.Round] = []
+    with pytest.warns(RuntimeWarning, match="client 4, round 0: OSError: truncated; .* with its 10 samples"):
+        looked(rounds.append, of=broken)
+    assert [one.id for one in rounds[0].clients if not one.counts] == [4]
+
+
+# Choosing
+
+
+def chooses(round: ps.Round) -> None:
+    if round.version == 2:
+        round.choose([7, 8, 9, 10])
+    if round.version == 4:
+        round.choose(None)
+
+
+def ids(rounds: list[ps.Round]) -> list[list[int]]:
+    return [sorted(told.id for told in one.clients) for one in rounds]
+
+
+def test_who_is_chosen_is_drawn_from_the_next_round_on_and_it_replays(tmp_path: Path) -> None:
+    rounds: list[ps.Round] = []
+
+    def on_round(round: ps.Round) -> None:
+        rounds.append(round)
+        chooses(round)
+
+    run = looked(on_round, runs=tmp_path)
+    drawn = ids(rounds)
+    assert all(set(one) <= {7, 8, 9, 10} for one in drawn[2:4])
+    assert [drawn[k] for k in (0, 1, 4, 5)] == [sorted(clients().drawn(0, k)) for k in (0, 1, 4, 5)]
+    again = ps.replay(run.folder, train)
+    assert again.identical
+    assert again.versions == ROUNDS
+
+
+def test_a_resumed_run_draws_what_the_whole_one_does(tmp_path: Path) -> None:
+    """Between the choice and its end, with or without anybody who looks."""
+    whole = looked(chooses, workers=1)  # two share the sums otherwise, and round otherwise
+    kept = ps.Checkpoint(every_s=0.1)
+    looked(
+        lambda round: (chooses(round), round.version == 3 and round.stop("half")),
+        workers=1,
+        runs=tmp_path / "a",
+        checkpoint=kept,
+    )
+    (folder,) = (tmp_path / "a").iterdir()
+    rounds: list[ps.Round] = []
+
+    def on_round(round: ps.Round) -> None:
+        rounds.append(round)
+        chooses(round)
+
+    run = looked(on_round, workers=1, runs=tmp_path / "b", checkpoint=kept, resume=folder)
+    assert run.version == whole.version
+    assert set(ids(rounds)[0]) <= {7, 8, 9, 10}
+    assert all(torch.equal(value, whole.state_dict[name]) for name, value in run.state_dict.items())
+    assert ps.replay(run.folder, train).identical
+    unseen = looked(None, workers=1, runs=tmp_path / "c", resume=folder)
+    assert {one.client for one in unseen.summary.clients} <= {7, 8, 9, 10}, "a choice holds, though nobody looks"
+
+
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda one: one.choose([1, 2]), "2 clients, and a round has 3"),
+        (lambda one: one.choose([1, 2, 99]), "there is no client 99; they are 0 to 11"),
+        (lambda one: one.choose([1, 2, "a"]), "clients are known by their numbers"),
+        (lambda one: one.choose([1, 2, -1]), "clients are known by their numbers"),
+        (lambda one: one.evaluate(lambda net: 3), "evaluate returned 3"),
+        (lambda one: one.evaluate_clients(clients()), "give a function"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(choose: Any, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        looked(choose)
+
+
+def test_choosing_is_refused_where_it_would_not_hold() -> None:
+    with pytest.raises(ps.ConfigurationError, match="both say who can be drawn"):
+        looked(lambda one: one.choose(range(5)), of=partial(train, available=0.9))
+    with pytest.raises(ps.ConfigurationError, match=r"no ps\.Clients to choose among"):
+        looked(lambda one: one.choose([0]), of=site)
+
+
+def test_what_on_round_raises_ends_the_run() -> None:
+    def on_round(round: ps.Round) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        looked(on_round)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "on_round", "words"),
+    [
+        (ps.fedbuff(2), print, "workers go on without a round"),
+        (ps.first_of(1), print, "late work is called off"),
+        (ps.allreduce(), print, "without a server|its own parameters"),
+        (ps.fedavg(), lambda: 1, "one argument, the round"),
+        (ps.fedavg(), 3, "a function that takes a round"),
+    ],
+)
+def test_runs_without_rounds_are_refused(strategy: Any, on_round: Any, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        looked(on_round, strategy)
+
+
+# Too few sites
+
+
+def dying(*turns: Any) -> Cluster:
+    return Cluster((Group(3, Constant(1.0)),), faults=turns)
+
+
+def test_a_version_is_of_two_sites_whoever_dies_and_it_replays(tmp_path: Path) -> None:
+    cluster = dying(Crash(worker=1, at_s=1.5), Crash(worker=2, at_s=1.5), Restart(worker=1, at_s=20.0))
+    run = looked(None, ps.fedavg(clients_min=2), site, 3, cluster, runs=tmp_path)
+    assert (run.version, run.ended) == (ROUNDS, "finished")
+    assert members(run)[0] == [0, 1, 2]
+    assert all(one == [0, 1] for one in members(run)[1:])
+    assert run.wall_s > 20
+    assert ps.replay(run.folder, site).identical
+
+
+def test_a_site_that_nobody_joins_ends_the_run_in_words_with_a_checkpoint(tmp_path: Path) -> None:
+    cluster = dying(Crash(worker=1, at_s=1.5), Crash(worker=2, at_s=1.5))
+    words = r"version 2 takes 2 workers, and 1 came \(missing: worker 1 died \d+ s ago, worker 2 died .*\); .* 40 s \(timeout_s\)"
+    with pytest.raises(ps.DeadlineError, match=words):
+        looked(
+            None,
+            ps.fedavg(clients_min=2),
+            site,
+            3,
+            cluster,
+            timeout_s=40.0,
+            runs=tmp_path,
+            checkpoint=ps.Checkpoint(every_s=30),
+        )
+    (folder,) = tmp_path.iterdir()
+    assert looked(None, ps.fedavg(clients_min=2), site, 3, resume=folder).version == ROUNDS
+
+
+def test_a_site_that_the_others_have_left_behind_ends_in_order() -> None:
+    """It counts its own rounds, and was away."""
+    cluster = dying(Crash(worker=2, at_s=1.5), Restart(worker=2, at_s=4.0))
+    run = looked(None, ps.fedavg(clients_min=2), partial(site, by_number=True), 3, cluster)
+    assert run.version == ROUNDS
+    assert run.ended.startswith("too few workers are left: version 7 takes 2 workers, and 1 came")
+
+
+def test_a_deadline_lets_a_round_go_on_without_the_slow(tmp_path: Path) -> None:
+    cluster = Cluster((Group(2, Constant(1.0)), Group(1, Constant(5.0))))
+    run = looked(None, ps.fedavg(clients_min=2, deadline_s=2.0), site, 3, cluster, runs=tmp_path)
+    assert run.version == ROUNDS
+    assert [0, 1] in members(run)
+    assert any(2 in one for one in members(run)), "its work counts in a later version"
+    assert ps.replay(run.folder, site).identical
+
+
+def test_a_least_number_of_sites_is_not_of_clients() -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"say ps\.Clients\(clients_min=\.\.\.\)"):
+        looked(None, ps.fedavg(clients_min=2))
+    with pytest.raises(ps.StrategyError, match="3 or more of 2 workers will never come"):
+        looked(None, ps.fedavg(clients_min=3), site)
