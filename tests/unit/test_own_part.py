@@ -208,7 +208,9 @@ def run(
             return clients.evaluate(lambda model, batches: {"n": len(list(batches)), "w": model[1].bias[0]})
         return None
 
-    given = {name: one for name, one in options.items() if name in ("runs", "resume", "checkpoint", "workers")}
+    given = {
+        name: one for name, one in options.items() if name in ("runs", "resume", "checkpoint", "workers", "evaluate")
+    }
     return ps.run(train, strategy, engine=ps.Simulated("uniform"), **{"workers": 2, **given})
 
 
@@ -220,6 +222,11 @@ def run(
         (ps.fedavg(), {"state": "stay"}, "Clients(state='stay'): None or 'keep'"),
         (ps.sync_sgd(), {}, "under sync_sgd no worker steps on its own"),
         (ps.phases(ps.local_sgd(), (3, ps.async_sgd())), {}, "under async_sgd no worker steps on its own"),
+        (
+            ps.local_sgd(),
+            {"evaluate": lambda model: {"x": 1.0}},
+            "evaluate= judges one model, and prepare(share=...) leaves 1.weight",
+        ),
         (ps.fedavg(), {"built": 1}, "what share= leaves out has other values than on another worker"),
     ],
 )
