@@ -193,6 +193,11 @@ def test_what_cannot_be_loaded_again_is_refused(tmp_path: Path, value: Any, word
     assert words in str(caught.value)
 
 
+def test_workers_of_other_hosts_have_no_place_for_them() -> None:
+    with pytest.raises(ConfigurationError, match="files of the host that starts the run, and this worker joined it"):
+        KeptByClients("", None, SimpleNamespace(version=1))  # type: ignore[arg-type]
+
+
 # In a run
 
 
