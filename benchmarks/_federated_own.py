@@ -163,12 +163,19 @@ def margins(rounds: int) -> list[Row]:
     return rows
 
 
+@cache
+def one_each(clients: int) -> tuple[TensorDataset, Any]:
+    """The same for all workers, which are in one process."""
+    data = TensorDataset(torch.zeros(1, 784).expand(clients, -1), torch.zeros(clients, dtype=torch.int64))
+    return data, ps.splits.iid(clients, clients)
+
+
 def keeps(worker: ps.Worker, clients: int, rounds: int) -> None:
     """Clients of one sample, each with a head of its own and some state."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    data = TensorDataset(torch.zeros(1, 784).expand(clients, -1), torch.zeros(clients, dtype=torch.int64))
-    lent = ps.Clients(data, ps.splits.iid(clients, clients), per_round=500, rounds=rounds, batch_size=1, state="keep")
+    data, split = one_each(clients)
+    lent = ps.Clients(data, split, per_round=500, rounds=rounds, batch_size=1, state="keep")
     model, optimizer, taken = worker.prepare(model, optimizer, lent, share=["1", "2", "0"])
     model.eval()
     for client in taken:

@@ -29,3 +29,15 @@ def test_a_turn_that_dies_leaves_what_was_there(strategy: Strategy, dies: str, t
     assert became["counts"] == 32
     assert turns == 32 + became["lost"]
     assert ps.replay(run.folder, task).identical
+
+
+@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
+def test_a_server_that_dies_gives_each_state_its_place(strategy: Strategy, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    task = partial(train, rounds=8, log=str(log), rest_s=0.02)
+    faults = [ps.Kill(None, after_s=at_s) for at_s in (0.3, 0.6)]
+    run = ps.run(task, strategy, workers=3, runs=tmp_path, timeout_s=60, faults=faults, durability="process")
+    assert len(run.incidents) == 2, "both of its deaths"
+    assert run.folder is not None
+    assert check(run.folder, log) == (32, {"counts": 32})
+    assert ps.replay(run.folder, task).identical

@@ -83,10 +83,10 @@ def federated(code: str) -> None:
         run = execute(code, names)["run"]
         assert (run.version, [one.version for one in run.history]) == (1, [1])
         return
-    few = code.replace("rounds=60", "rounds=2")
+    few = code.replace("rounds=60", "rounds=2").replace("rounds=3", "rounds=2")
     dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)
     dataset.targets = dataset.tensors[1]  # as torchvision's have
-    names = {"build": lambda: torch.nn.Linear(4, 4), "dataset": dataset}
+    names = {"build": lambda: torch.nn.Linear(4, 4), "dataset": dataset, "ps": ps, "torch": torch}
     assert execute(few, names)["run"].version == 2
 
 

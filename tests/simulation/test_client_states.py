@@ -21,7 +21,7 @@ TIMES = st.floats(0.1, 4.0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: str(one.name))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deaths=st.lists(st.tuples(st.integers(0, 1), TIMES, st.booleans()), max_size=3), seed=st.integers(0, 99))
 def test_a_state_counts_with_its_turn(strategy: Strategy, deaths: list[tuple[int, float, bool]], seed: int) -> None:
     faults: list[Crash | Restart] = []

@@ -92,6 +92,20 @@ def test_another_part_is_told_from_this_one() -> None:
         part.take({"head.weight": before["head.weight"]})
 
 
+def test_a_buffer_that_a_forward_pass_replaces_is_the_same_one() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mean", torch.zeros(2))
+    part = OwnPart.of(model, torch.optim.SGD(model.parameters(), lr=0.1), ["weight", "bias"])
+    assert part is not None
+    before = part.copied()
+    model.mean = model.mean + 1
+    assert torch.equal(part.copied()["mean"], torch.ones(2))
+    model.mean = model.mean * torch.nan
+    assert not part.is_finite()
+    part.take(before)
+    assert torch.equal(model.mean, torch.zeros(2))
+
+
 # Files
 
 
@@ -179,6 +193,11 @@ def test_what_cannot_be_loaded_again_is_refused(tmp_path: Path, value: Any, word
     assert words in str(caught.value)
 
 
+def test_workers_of_other_hosts_have_no_place_for_them() -> None:
+    with pytest.raises(ConfigurationError, match="files of the host that starts the run, and this worker joined it"):
+        KeptByClients("", None, SimpleNamespace(version=1))  # type: ignore[arg-type]
+
+
 # In a run
 
 
@@ -208,7 +227,9 @@ def run(
             return clients.evaluate(lambda model, batches: {"n": len(list(batches)), "w": model[1].bias[0]})
         return None
 
-    given = {name: one for name, one in options.items() if name in ("runs", "resume", "checkpoint", "workers")}
+    given = {
+        name: one for name, one in options.items() if name in ("runs", "resume", "checkpoint", "workers", "evaluate")
+    }
     return ps.run(train, strategy, engine=ps.Simulated("uniform"), **{"workers": 2, **given})
 
 
@@ -220,6 +241,11 @@ def run(
         (ps.fedavg(), {"state": "stay"}, "Clients(state='stay'): None or 'keep'"),
         (ps.sync_sgd(), {}, "under sync_sgd no worker steps on its own"),
         (ps.phases(ps.local_sgd(), (3, ps.async_sgd())), {}, "under async_sgd no worker steps on its own"),
+        (
+            ps.local_sgd(),
+            {"evaluate": lambda model: {"x": 1.0}},
+            "evaluate= judges one model",
+        ),
         (ps.fedavg(), {"built": 1}, "what share= leaves out has other values than on another worker"),
     ],
 )

@@ -7,6 +7,7 @@ runs/20261121-101530-async_sgd/
     summary.json         every figure (`plesio.observe.summary.Summary`)
     weights.safetensors  the final weights under their PyTorch names
     report.html          the page to look at
+    clients/             what clients keep (`plesio.transport.client_states`)
     journal.bin          the ordered record of its decisions, enough to replay it (`plesio.protocol.journal`)
 """
 

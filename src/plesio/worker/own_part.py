@@ -6,7 +6,7 @@ there. The worker's optimizer steps them where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -20,6 +20,7 @@ from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy
 from plesio.tables.module import named_tables
 from plesio.tensors.finite import are_finite
+from plesio.worker.guards.writes import buffers_of
 from plesio.worker.warn import listed
 
 Share = str | Iterable[str] | Callable[[str, torch.Tensor], bool]
@@ -28,9 +29,10 @@ Share = str | Iterable[str] | Callable[[str, torch.Tensor], bool]
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
-    """These tensors by their names; of a tied one the first name."""
+    """These tensors by their names; of a tied one the first name. `homes`: where the buffers among them are held, and as what."""
 
     tensors: Mapping[str, torch.Tensor]
+    homes: Sequence[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = ()
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, share: Share) -> OwnPart | None:
@@ -61,7 +63,9 @@ class OwnPart:
             raise ConfigurationError(
                 "prepare(share=...): nothing that the optimizer moves is shared, so there is nothing to exchange"
             )
-        return cls(own) if own else None
+        tensors = list(own.values())
+        held = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
+        return cls(own, held) if own else None
 
     @property
     def identities(self) -> set[int]:
@@ -71,8 +75,13 @@ class OwnPart:
     def parameters(self) -> list[torch.Tensor]:
         return [one for one in self.tensors.values() if isinstance(one, nn.Parameter)]
 
-    def check(self, strategy: Strategy) -> None:
-        """Raise `ConfigurationError` unless its workers step by themselves."""
+    def check(self, strategy: Strategy, judged: bool) -> None:
+        """Raise `ConfigurationError` unless workers step by themselves. `judged`: `evaluate` is to be given a whole model."""
+        if judged:
+            raise ConfigurationError(
+                f"evaluate= judges one model, and prepare(share=...) leaves {listed(list(self.tensors))} to each worker; measure "
+                "in the training function"
+            )
         for one in strategy.phases:
             if not (one.send.stepped and one.via.at_server) or one.every.among_ranks:
                 raise ConfigurationError(
@@ -80,11 +89,20 @@ class OwnPart:
                     f"{one.name} no worker steps on its own; take one that sends what local steps moved, as fedavg does"
                 )
 
+    def _bring_back(self) -> None:
+        """Copy what the forward pass put in a buffer's place (`self.mean = ...`) into the buffer itself."""
+        for home, name, mine in self.homes:
+            if (now := home.get(name)) is not None and now is not mine:
+                mine.copy_(now.detach())
+                home[name] = mine
+
     def is_finite(self) -> bool:
+        self._bring_back()
         return are_finite([one for one in self.tensors.values() if one.is_floating_point()])
 
     def copied(self) -> dict[str, torch.Tensor]:
         """As it is now, on the CPU."""
+        self._bring_back()
         return {name: one.detach().cpu().clone() for name, one in self.tensors.items()}
 
     @torch.no_grad()
@@ -100,6 +118,7 @@ class OwnPart:
                 f"what clients kept has {was}, and what prepare(share=...) leaves out of this model has {now}; resume with the "
                 "same model and the same share="
             )
+        self._bring_back()
         for name, one in self.tensors.items():
             one.copy_(copied[name])
 

@@ -344,7 +344,9 @@ class Worker:
             self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)
         self._tables = SharedTables(model, self._state, self._context.inline)
-        exchange, ours = self._context.join(Taking(model, optimizer, after, frozen_too, own), self._used)
+        exchange, ours = self._context.join(
+            Taking(model, optimizer, after, frozen_too, own, bool(given.clients)), self._used
+        )
         self._exchange = exchange
         if own is not None and self._state.before and not given.clients:
             warn(
