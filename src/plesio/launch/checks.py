@@ -53,10 +53,6 @@ def check_rounds(config: RunConfig, on_round: Any) -> None:
             f"on_round= looks at rounds, and under {config.strategy.name} {why}; take fedavg, fedopt, fedprox, local_sgd or "
             "sync_sgd, or evaluate="
         )
-    if config.is_durable:
-        raise ConfigurationError(
-            "on_round= and durability='process': a spare does not know what was looked at; take one"
-        )
     try:
         signature = inspect.signature(on_round)
     except ValueError:
