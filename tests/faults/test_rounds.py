@@ -144,26 +144,35 @@ def telling_server(worker: ps.Worker, into: Path) -> None:
     lent(worker)
 
 
-def test_a_run_whose_server_is_killed_while_a_version_is_looked_at_draws_the_same_again(tmp_path: Path) -> None:
-    """A checkpoint is written between two rounds, never before the choice that holds for the next one."""
+@pytest.mark.parametrize("durability", ["none", "process"])
+def test_a_run_whose_server_is_killed_while_a_version_is_looked_at_draws_the_same(
+    tmp_path: Path, durability: str
+) -> None:
+    """Whether a spare goes on, or the run is resumed. No checkpoint lies between a version and the choice made of it."""
 
-    def look(round: ps.Round, seen: dict[int, list[int]], kills: bool = False) -> None:
+    def look(round: ps.Round, seen: dict[int, list[int]], kills: int = 0) -> None:
         seen[round.version] = sorted(one.id for one in round.clients)
         if round.version == 2:
             round.choose([6, 7, 8, 9])
-            time.sleep(0.3 * kills)  # a checkpoint is due
-        if round.version == 4 and kills:
+            time.sleep(0.3 * (kills > 0))  # a checkpoint is due
+        if round.version == kills:
             os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)
 
     whole: dict[int, list[int]] = {}
+    seen: dict[int, list[int]] = {}
     alone = ps.run(lent, ps.fedavg(), workers=1, on_round=functools.partial(look, seen=whole))
     train = functools.partial(telling_server, into=tmp_path)
-    seen: dict[int, list[int]] = {}
     options: dict[str, Any] = {"workers": 1, "runs": tmp_path / "runs", "checkpoint": ps.Checkpoint(every_s=0.1)}
-    with pytest.raises(ps.ServerLostError):
-        ps.run(train, ps.fedavg(), on_round=functools.partial(look, seen=seen, kills=True), **options)
-    (folder,) = (tmp_path / "runs").iterdir()
-    run = ps.run(train, ps.fedavg(), on_round=functools.partial(look, seen=seen), resume=folder, **options)
+    options["durability"] = durability
+    killed = functools.partial(look, seen=seen, kills=4 if durability == "none" else 2)
+    if durability == "process":
+        run = ps.run(train, ps.fedavg(), on_round=killed, **options)
+        assert any("the server died at version 2 and went on" in one.what for one in run.summary.incidents)
+    else:
+        with pytest.raises(ps.ServerLostError):
+            ps.run(train, ps.fedavg(), on_round=killed, **options)
+        (folder,) = (tmp_path / "runs").iterdir()
+        run = ps.run(train, ps.fedavg(), on_round=functools.partial(look, seen=seen), resume=folder, **options)
     assert seen == whole
     assert all(torch.equal(value, alone.state_dict[name]) for name, value in run.state_dict.items())
     assert ps.replay(run.folder, train).identical

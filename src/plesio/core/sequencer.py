@@ -75,6 +75,10 @@ class Sequencer:
         silence_s: how long a worker may be silent while others wait for it.
     """
 
+    # Rarely set, and so of the class: with more than 30 of its own an object's attributes are found more slowly.
+    _looked_at = False  # whether a round ends with a look at its version
+    _given_up = False  # whether the run ends while workers are missing
+
     def __init__(
         self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
     ) -> None:
@@ -87,10 +91,8 @@ class Sequencer:
         self.phases = Phases(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
-        self._looked_at = False  # whether a round ends with a look at its version,
         self.held: list[Seat] | None = None
         """Between two rounds that are looked at: those that go on with the next one."""
-        self._given_up = False  # whether the run ends while workers are missing
         self._effects: list[Effect] = []
         self._begin(self.phases.strategy)
 
@@ -110,8 +112,6 @@ class Sequencer:
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
         self._grace_s = strategy.gather.grace_s
-        self._deadline_s = strategy.gather.deadline_s
-        self._least = strategy.gather.least
         self.grace_until_s = NEVER_S
         """When what has come is to be folded, whoever is missing; where that is not enough, how long the others wait."""
         self._overdue = False  # the deadline of this round is over
@@ -240,10 +240,7 @@ class Sequencer:
                 self._evict(seat)
         if self._now_s >= self.grace_until_s:
             self.grace_until_s, self._overdue = NEVER_S, True
-            if self._enough:
-                self._fold()
-            elif self._least is not None:
-                self._look_for_others(self._least)
+            self._wait_for_others()
 
     def _evict(self, seat: Seat) -> None:
         self._effects.append(events.Evict(seat.worker, seat.incarnation, self._now_s - seat.heard_s))
@@ -374,7 +371,11 @@ class Sequencer:
 
     def _settle(self) -> None:
         if self._pending and self.held is None:
-            self._fold_in_time()
+            due = len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came())
+            if due and (self._gather.least is None or self._enough):
+                self._fold()
+            elif self._gather.deadline_s is not None or self._gather.least is not None:
+                self._wait_for_others()
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
         if self.phases.following is not None and self.members.waiting == len(self.members.seats):
@@ -388,27 +389,22 @@ class Sequencer:
         """Whether all may wait: for the next round, for a deadline, or for workers that are missing."""
         return self.held is not None or self.grace_until_s < NEVER_S or not self._enough
 
-    def _fold_in_time(self) -> None:
-        """Fold what has come, if it is time for that and enough; else see to it that nobody waits for ever."""
-        due = self._overdue or (len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came()))
-        if due and self._enough:
-            self._fold()
-            return
-        if self._deadline_s is not None and not (self._overdue or self._short):
-            self.grace_until_s = min(self.grace_until_s, self._now_s + self._deadline_s)
-        if self._least is not None:
-            self._look_for_others(self._least)
-
     @property
     def _enough(self) -> bool:
         """Whether what has come may make a version. If none of it counts there is none to make."""
-        if self._least is None:
+        if self._gather.least is None:
             return True
         counting = sum(one.counts for one in self._pending)
-        return len(self._pending) >= self._least and not 0 < counting < self._least
+        return len(self._pending) >= self._gather.least and not 0 < counting < self._gather.least
 
-    def _look_for_others(self, least: int) -> None:
-        """Where all wait, and a version takes more: others may come for so long as a worker may be silent."""
+    def _wait_for_others(self) -> None:
+        """What has come is no version yet, before its deadline is over. Where all wait, and a version takes more workers, others
+        may come for so long as a worker may be silent."""
+        if self._overdue and self._enough:
+            self._fold()
+            return
+        if self._gather.deadline_s is not None and not (self._overdue or self._short):
+            self.grace_until_s = min(self.grace_until_s, self._now_s + self._gather.deadline_s)
         if self._enough or self.members.waiting < len(self.members.seats):
             return
         if self._given_up:
@@ -417,8 +413,8 @@ class Sequencer:
         first, self._short = not self._short, True
         if first:  # the deadline is over by the time that another comes
             self.grace_until_s = self._now_s + self.members.silence_s
-            self._overdue = self._deadline_s is not None
-        over = self.grace_until_s == NEVER_S
+            self._overdue = self._gather.deadline_s is not None
+        least, over = self._gather.least or 0, self.grace_until_s == NEVER_S
         hopeless = self.workers - self.members.finished < least
         if first or over or hopeless:
             came = sum(one.counts for one in self._pending)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -46,28 +44,23 @@ def check_functions(
         )
 
 
-def looked_at(config: RunConfig, on_round: Any) -> RunConfig:
-    """The settings of a run whose rounds are looked at by `on_round`.
-
-    Raises:
-        ConfigurationError: it cannot be called with a round, the strategy has none, or the server is to survive.
-    """
+def check_rounds(config: RunConfig, on_round: Any) -> None:
+    """Raise `ConfigurationError` unless `on_round`, if there is one, can be called with the rounds of this run."""
+    if on_round is None:
+        return
     if why := why_no_rounds(config.strategy):
         raise ConfigurationError(
             f"on_round= looks at rounds, and under {config.strategy.name} {why}; take fedavg, fedopt, fedprox, local_sgd or "
             "sync_sgd, or evaluate="
         )
-    if config.durability == "process":
-        raise ConfigurationError(
-            "on_round= and durability='process': a spare does not know what was looked at; take one"
-        )
-    with suppress(ValueError):  # it is compiled and does not tell
-        try:
-            inspect.signature(on_round).bind(None)
-        except TypeError:
-            signature = inspect.signature(on_round)
-            raise ConfigurationError(f"on_round{signature}: it is called with one argument, the round") from None
-    return replace(config, durability="none")
+    try:
+        signature = inspect.signature(on_round)
+    except ValueError:
+        return  # it is compiled and does not tell
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ConfigurationError(f"on_round{signature}: it is called with one argument, the round") from None
 
 
 def check_takes_worker(train: Any, where: str = "", instead: str = "") -> None:

@@ -20,7 +20,7 @@ from plesio.config.engine import LOCAL
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.advising import Adviser
-from plesio.launch.checks import check_functions, looked_at
+from plesio.launch.checks import check_functions, check_rounds
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
@@ -81,7 +81,7 @@ def start(
     check_working_directory()
     check_functions(config, train, evaluate, watch, model, on_round)
     config = _reduced_here(config, door)
-    config = looked_at(config, on_round) if on_round is not None else config
+    check_rounds(config, on_round)
     momentum = momentum_of(config.strategy)
     if door is not None:
         _check_door(config, door.listening)
