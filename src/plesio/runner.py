@@ -54,7 +54,7 @@ def run(
     threads: int | None = None,
     servers: int = 1,
     checkpoint: Checkpoint | None = None,
-    durability: str = "none",
+    durability: str = "auto",
     resume: str | Path | None = None,
     runs: str | Path | None = None,
     watch: Callable[[Live], object] | bool | None = None,
@@ -91,7 +91,8 @@ def run(
         threads: how many torch has in each process; left out: its share of the cores.
         servers: how many servers hold the rows of tables (ps.Table), each a process of its own if there are several.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
-        durability: what survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint.
+        durability: what survives the server's death. process: everything, for a spare process goes on; none: the last
+            checkpoint; auto: process where checkpoints are kept and it can be.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit. The strategy and
             the number of workers may be others; the run says which state does not go on then.

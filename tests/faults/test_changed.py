@@ -32,7 +32,7 @@ def interrupted(strategy: Strategy, folder: Path, **settings: Any) -> tuple[Path
     folder.mkdir()
     train = functools.partial(chancy, ends=folder, epochs=12, **settings)
     with pytest.raises(ps.ServerLostError):
-        trained(strategy, folder, train, checkpoint=OFTEN)
+        trained(strategy, folder, train, checkpoint=OFTEN, durability="none")
     (path,) = (one for one in folder.iterdir() if one.is_dir())
     return path, train
 
@@ -164,7 +164,7 @@ def test_a_worker_that_outlives_a_head_does_not_join_the_one_of_another_strategy
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
-            head.run(ps.sync_sgd(), workers=2, checkpoint=OFTEN, runs=tmp_path / "runs")
+            head.run(ps.sync_sgd(), workers=2, checkpoint=OFTEN, runs=tmp_path / "runs", durability="none")
         (folder,) = (tmp_path / "runs").iterdir()
         head.reopen()
         with pytest.raises(ps.PlesioError):

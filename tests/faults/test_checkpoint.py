@@ -53,7 +53,7 @@ def interrupted(strategy: Strategy, folder: Path, **settings: Any) -> tuple[Path
     folder.mkdir()
     train = functools.partial(chancy, ends=folder, **settings)
     with pytest.raises(ps.ServerLostError, match=f"go on from the last checkpoint with resume='{folder}/[^/]+'"):
-        trained(strategy, folder, train, checkpoint=OFTEN)
+        trained(strategy, folder, train, checkpoint=OFTEN, durability="none")
     (path,) = (one for one in folder.iterdir() if one.is_dir())
     return path, train
 

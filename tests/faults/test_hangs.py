@@ -267,6 +267,7 @@ def test_a_lost_run_names_a_checkpoint_only_if_there_is_one(kept: bool, tmp_path
             loops.endless,
             "async_sgd",
             workers=2,
+            durability="none",
             checkpoint=ps.Checkpoint(tmp_path, every_s=every_s),
             faults=[ps.Kill(after_s=0.5)],
             timeout_s=30,

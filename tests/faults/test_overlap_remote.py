@@ -120,7 +120,7 @@ def test_a_head_that_is_killed_and_resumed_folds_each_batch_once(tmp_path: Path)
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
-            head.run(GOING_ON, **settings, runs=tmp_path / "runs")
+            head.run(GOING_ON, **settings, durability="none", runs=tmp_path / "runs")
         (folder,) = (tmp_path / "runs").iterdir()
         head.reopen()
         done = head.run(GOING_ON, **settings, runs=tmp_path / "again", resume=folder)

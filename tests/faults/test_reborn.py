@@ -195,14 +195,40 @@ def test_nobody_is_left_behind_a_stopped_spare() -> None:
     assert not called("spare") + called("server")
 
 
-def test_a_run_that_keeps_checkpoints_survives_if_it_is_to(tmp_path: Path) -> None:
+def faster_later(worker: ps.Worker, epochs: int) -> None:
+    """Its optimizer has a momentum from the sixth step on: the server begins to keep something then."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.ones(64, 4)
+    model, optimizer, loader = worker.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=8))
+    for epoch in range(epochs):
+        for step, inputs in enumerate(loader):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.param_groups[0]["momentum"] = 0.9 if epoch or step > 5 else 0.0
+            optimizer.step()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_optimizer_that_keeps_something_new_goes_on_without_a_spare(asked: bool, tmp_path: Path) -> None:
+    """It says so if a spare was asked for."""
+    train = partial(faster_later, epochs=3)
+    durability = "process" if asked else "auto"
+    run = ps.run(train, "sync_sgd", workers=2, checkpoint=ps.Checkpoint(), durability=durability, runs=tmp_path)
+    told = [
+        "a death of the server ends the run from here on: the optimizer began to keep 'momentum_buffer' after the run had begun"
+    ]
+    assert [one.what for one in run.incidents] == told * asked
+    bare = ps.run(train, "sync_sgd", workers=2, durability="none")
+    assert all(torch.equal(one, bare.state_dict[name]) for name, one in run.state_dict.items())
+
+
+def test_a_run_that_keeps_checkpoints_survives_without_being_asked(tmp_path: Path) -> None:
     kept: Any = {"runs": tmp_path, "checkpoint": ps.Checkpoint(every_s=0.1), "faults": [ps.Kill(after_s=0.5)]}
-    run = ps.run(
-        loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), durability="process", **kept
-    )
+    run = ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), **kept)
     assert WENT_ON.fullmatch(run.incidents[0].what)
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
-        ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, **kept)
+        ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, durability="none", **kept)
 
 
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=2)], ids=lambda one: one.name)

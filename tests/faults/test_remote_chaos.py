@@ -67,7 +67,7 @@ def test_a_server_killed_at_25_random_moments_folds_each_batch_once(strategy: ps
                 os.kill(head.server_pid(), signal.SIGKILL)
 
             with meanwhile(kill), pytest.raises(ps.ServerLostError):
-                head.run(strategy, **settings, runs=runs, resume=resume)
+                head.run(strategy, **settings, durability="none", runs=runs, resume=resume)
             resume = next(iter(runs.iterdir())) if checkpoints(runs) else resume
             head.reopen()
         done = head.run(strategy, **settings, runs=tmp_path / "last", resume=resume)

@@ -259,7 +259,7 @@ def test_workers_outlive_a_killed_server_and_rows_go_on_from_its_checkpoint(stra
             os.kill(head.server_pid(), signal.SIGKILL)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
-            head.run(strategy, **settings, runs=tmp_path / "runs")
+            head.run(strategy, **settings, durability="none", runs=tmp_path / "runs")
         (folder,) = (tmp_path / "runs").iterdir()
         head.reopen()
         done = head.run(strategy, **settings, runs=tmp_path / "again", resume=folder)

@@ -176,7 +176,7 @@ def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strateg
     train = functools.partial(chancy, epochs=16, kind="adam", ends=tmp_path / "now")
     options = {"checkpoint": ps.Checkpoint(every_s=0.1)}
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
-        trained(train, strategy, tmp_path, EndsScaled(tmp_path), **options)
+        trained(train, strategy, tmp_path, EndsScaled(tmp_path), durability="none", **options)
     (broken,) = (one for one in (tmp_path / "runs").iterdir() if one.is_dir())
     resumed = trained(train, strategy, tmp_path, Scaler((30, 3)), resume=broken, **options)
     assert [one.workers for one in events(resumed) if isinstance(one, Scaled)] == [4, 2, 3]

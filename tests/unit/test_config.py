@@ -119,7 +119,7 @@ DEFAULTS = {
     "on_nonfinite": "discard",
     "timeout_s": 300.0,
     "servers": 1,
-    "durability": "none",
+    "durability": "auto",
 }
 
 

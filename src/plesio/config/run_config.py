@@ -144,9 +144,10 @@ class RunConfig:
         example="such as ps.Checkpoint(every_s=60)",
     )
     durability: str = setting(
-        "none",
-        help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint.",
-        words=("none", "process"),
+        "auto",
+        help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint; "
+        "auto: process where checkpoints are kept and it can be.",
+        words=("auto", "none", "process"),
     )
     resume: Path | None = setting(
         None,
@@ -278,6 +279,8 @@ class RunConfig:
     @property
     def is_durable(self) -> bool:
         """Whether a spare of the server goes on when that dies."""
+        if self.durability == "auto":
+            return self.checkpoint is not None and not self.why_not_durable
         return self.durability == "process"
 
     def check_server(self) -> None:

@@ -46,7 +46,13 @@ CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
 
 
 class Folder:
-    """Folds contributions, and publishes what comes of it. `parts`: what of it a checkpoint keeps, by name."""
+    """Folds contributions, and publishes what comes of it. `parts`: what of it a checkpoint keeps, by name.
+
+    Attributes:
+        lost: why nobody could go on from the memory of this process, though it was made for that; empty if somebody could.
+    """
+
+    lost = ""
 
     def __init__(
         self,

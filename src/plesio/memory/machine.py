@@ -159,7 +159,7 @@ class Machine(Memory):
         )  # fmt: skip
 
     def _put_together(self) -> Callable[..., Folder]:
-        if self._log is None:
+        if self._log is None or self.why_not_durable:
             return Folder
         specs, layout, new_arena = self.blocks.specs, self.blocks.state_layout, self.blocks.new_arenas()
         return partial(Surviving, self._log, new_arena, kept_keys(specs, layout, small=True) if specs else ())
@@ -392,7 +392,9 @@ class Machine(Memory):
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         if any(spec.kind is Kind.ROWS for spec in self.blocks.layout.specs):
             return "which rows of embeddings with sparse=True changed is in its own memory"
-        return "the rows of tables are in its own memory" if self.rows is not None else ""
+        if self.rows is not None:
+            return "the rows of tables are in its own memory"
+        return self._folder.lost if self._folder is not None else ""
 
     def settle(self) -> bool:
         """While nobody has anything to say: prepare for what comes next; whether there is more to do."""

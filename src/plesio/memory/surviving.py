@@ -67,7 +67,7 @@ class Surviving(Folder):
         gather.survive(new_arena)
         optimizer = parts["optimizer"]
         if optimizer is not None:
-            optimizer.make_room(keys)
+            optimizer.make_room(keys, self._give_up)
         self._passes = optimizer is not None and optimizer.passes
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()
@@ -84,6 +84,11 @@ class Surviving(Folder):
         if publisher.writes:
             self.publish, self.snapshot = self._published, self._pinned_whole
 
+    def _give_up(self, why: str) -> None:
+        """Nobody takes over from here on, not even what is being done."""
+        self.lost = why
+        self._log.give_up()
+
     # Effects
 
     def fold(self, fold: Fold) -> None:
@@ -94,13 +99,12 @@ class Surviving(Folder):
             self._publisher.made(index)
 
     def _fold(self, fold: Fold) -> None:
+        if self.lost:
+            super().fold(fold)
+            return
         self._check_slots()
-        step, master, versions, workers = (
-            self._step,
-            self._master,
-            self._publisher.versions,
-            self._gather.stepping(fold),
-        )
+        step, master, versions = self._step, self._master, self._publisher.versions
+        workers = self._gather.stepping(fold)
         versions.lasting = versions.current
         if master is not None:
             weights, master.other = master.weights, self._other[id(master.weights)]
@@ -197,6 +201,8 @@ class Surviving(Folder):
 
     def _keep(self, arenas: Sequence[Arena]) -> None:
         """These are about to change where they are."""
+        if self.lost:
+            return
         self._next = arenas
         if not arenas:
             return
@@ -212,6 +218,8 @@ class Surviving(Folder):
 
     def settle(self) -> bool:
         """Copy something that is likely to change next, while there is time; whether there is more."""
+        if self.lost:
+            return False
         stale = [one for one in self._next if id(one) not in self._alike]
         for one in stale[:1]:
             self._other[id(one)].copy_from(one)

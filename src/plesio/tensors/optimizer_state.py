@@ -70,7 +70,7 @@ class StatefulOptimizer(ServerOptimizer):
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
-            if self._all_in_arenas:
+            if self._give_up is not None:
                 small = {
                     key: value for key, value in state.items() if is_small(value) and key in numbers["rest"][position]
                 }

@@ -16,7 +16,6 @@ import torch
 from torch import optim
 from torch.optim import Optimizer
 
-from plesio.errors import ConfigurationError
 from plesio.tensors import adam, sgd
 from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, numbers_of
 from plesio.tensors.adam import keys as moments
@@ -62,7 +61,7 @@ class ServerOptimizer:
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
         self._beside: Sequence[tuple[Arena, Arena]] = ()
-        self._all_in_arenas = False
+        self._give_up: Callable[[str], None] | None = None
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
@@ -365,26 +364,22 @@ class ServerOptimizer:
                     home = self._home(key)[position]
                     if value.data_ptr() != home.data_ptr():
                         state[key] = home.copy_(value)
-                elif self._all_in_arenas and is_small(value) and not is_whole(key, value, parameter):
+                elif self._give_up is not None and is_small(value) and not is_whole(key, value, parameter):
                     state[key] = self._small_home(position, key, value).copy_(value)
 
     def _small_home(self, position: int, key: str, value: torch.Tensor) -> torch.Tensor:
         """Where a tensor that is smaller than its parameter lies: at the beginning of that one's place."""
         place = self._home(key)[position]
         if value.nbytes > place.nbytes:
-            raise ConfigurationError(
-                f"{self.kinds[self._group_of[position]].__name__}: its state {key!r} of {value.nbytes} bytes is larger than its "
-                "parameter, and cannot survive the server's process; run with durability='none'"
-            )
+            if self._give_up is not None:
+                self._give_up(f"the optimizer keeps {key!r}, which is larger than its parameter")
+            return value
         return flattened(place).view(torch.uint8)[: value.nbytes].view(value.dtype).view(value.shape)
 
     def _home(self, key: str) -> list[torch.Tensor]:
         if key not in self.state_arenas:
-            if self._all_in_arenas:
-                raise ConfigurationError(
-                    f"the optimizer begins to keep {key!r}, for which a server that is to survive has no second place; set what "
-                    "it takes (such as momentum) before prepare, or run with durability='none'"
-                )
+            if self._give_up is not None:
+                self._give_up(f"the optimizer began to keep {key!r} after the run had begun")
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
 
@@ -418,12 +413,13 @@ class ServerOptimizer:
                 if key in state and key != self.swapped_of(position):
                     state[key] = tensor
 
-    def make_room(self, keys: Sequence[str]) -> None:
-        """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas."""
+    def make_room(self, keys: Sequence[str], give_up: Callable[[str], None]) -> None:
+        """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas. `give_up` is
+        told why one cannot."""
         for key in keys:
             if key not in self.swapped:
                 self._home(key)
-        self._all_in_arenas = True
+        self._give_up = give_up
 
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""

@@ -66,6 +66,7 @@ class DurableServer(Server):
         self._log = log
         self._spare = Spare(log, engine.fileno())
         self._is_durable = True
+        self._was_asked_for = job.config.durability == "process"
         self._spare_is_old = True
         self._has_finished = False
         self._folder_of_spare: Folder | None = None
@@ -172,4 +173,5 @@ class DurableServer(Server):
         self._is_durable = False
         self._log.give_up()
         self._spare.dismiss()
-        self._program.trouble(None, f"a death of the server ends the run from here on: {why}")
+        if self._was_asked_for:
+            self._program.trouble(None, f"a death of the server ends the run from here on: {why}")
