@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.launch.local.durable_server import DurableServer
-from plesio.memory import machine
-from plesio.memory.blocks import Blocks
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from support import loops, remote
@@ -67,8 +65,6 @@ def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path
     check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
 
 
-WARMED_UP = 1 + 2 * 3
-"""How often the memory has turned to a phase before the first switch: to begin, and to load the kernels of the others."""
 PHASES = ps.phases(ps.sync_sgd(), (8, ps.local_sgd(2)), (14, ps.async_sgd()), (40, ps.diloco(2, codec="int8")))
 
 
@@ -84,40 +80,31 @@ def test_a_server_that_is_killed_around_a_switch_does_it_again(kind: str, tmp_pa
     check_nothing_lost(run, partial(chancy, epochs=EPOCHS, kind=kind))
 
 
-MOMENTS: dict[str, tuple[Any, str, bool]] = {
-    "before its state is taken over": (machine, "take_over", True),
-    "before workers are given theirs": (machine.Machine, "_give", True),
-    "when they were given theirs": (machine.Machine, "_give", False),
-    "when one was answered": (DurableServer, "granted", False),
-    "before there is a spare that knows of it": (DurableServer, "_renew", True),
-}
+def killing(worker: ps.Worker, died: Path) -> None:
+    """Worker 0 kills the server as soon as it is answered with another strategy: after that switch, and perhaps before there is
+    a spare that knows of it."""
+    model, data = loops.mlp(), DataLoader(TensorDataset(*loops.data(96)), batch_size=4, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), data)
+    for _ in range(4):
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            loops.loss_of(model, inputs, labels).backward()
+            optimizer.step()
+            if worker.rank == 0 and worker.version >= 8 and not died.exists():
+                died.touch()
+                os.kill(worker.server_pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("when", but_slow(MOMENTS, [*MOMENTS][2::2]))
-def test_a_server_dies_in_a_switch(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second one, where the optimizer goes from the workers to the server."""
-    where, name, before = MOMENTS[when]
-    do, turn_to, died = getattr(where, name), Blocks.turn_to, tmp_path / "died"
-    turned: list[int] = []
-
-    def turns(blocks: Blocks, phase: int) -> None:
-        turned.append(phase)
-        turn_to(blocks, phase)
-
-    def dies(*about: Any) -> Any:
-        result = None if before else do(*about)
-        if len(turned) == WARMED_UP + 2 and not died.exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return do(*about) if before else result
-
-    monkeypatch.setattr(Blocks, "turn_to", turns)
-    monkeypatch.setattr(where, name, dies)
-    train = partial(chancy, epochs=EPOCHS, kind="adam")
-    run = ps.run(train, PHASES, workers=3, runs=tmp_path, durability="process", timeout_s=60)
-    assert died.exists()
-    assert [bool(WENT_ON.fullmatch(one.what)) for one in run.incidents].count(True) == 1
-    monkeypatch.undo()
+@pytest.mark.parametrize("name", but_slow(["async", "sync"], {"async"}))
+def test_a_server_that_is_killed_right_after_a_switch_does_it_again(name: str, tmp_path: Path) -> None:
+    """The optimizer goes from the workers to the server."""
+    then = STRATEGIES[name]
+    train = partial(killing, died=tmp_path / "died")
+    strategy = ps.phases(ps.local_sgd(2), (8, then))
+    run = ps.run(train, strategy, workers=2, runs=tmp_path, durability="process", timeout_s=60)
+    switched, went_on = (one.what for one in run.incidents)
+    assert switched.startswith(f"switched from local_sgd(every 2 steps) to {then.name} at version 8")
+    assert WENT_ON.fullmatch(went_on)
     check_nothing_lost(run, train)
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from plesio.protocol.journal import Received, read_journal
 from plesio.server.checkpoints import latest
 from support import remote
 from support.loops import data, mlp
+from support.processes import called
 from support.replayed import chancy
 
 ALL = ps.phases(
@@ -72,7 +74,7 @@ class Switcher:
 
 def test_live_switch_takes_a_name_a_recipe_or_a_number_and_the_run_replays(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=14)
-    watch = Switcher((30, "local_sgd"), (70, "sync_sgd"), (110, 0))
+    watch = Switcher((30, "local_sgd"), (50, 1), (70, "sync_sgd"), (110, 0))  # the second one changes nothing
     run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch)
     assert [one.phase for one in events(run) if isinstance(one, Switched)] == [1, 2, 0]
     assert len(said(run)) == 3
@@ -134,6 +136,24 @@ def test_a_switch_waits_for_the_slowest_and_for_nobody_who_died(dies: bool, tmp_
     run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch)
     (what,) = said(run)
     assert 0.5 < float(what.split("(after ")[1].split(" s")[0]) < 5
+    assert run.batches_unvisited == 0
+    assert ps.replay(run.folder, train).identical
+
+
+def test_a_server_that_dies_while_it_drains_switches_all_the_same(tmp_path: Path) -> None:
+    todo: list[Callable[[Live], None]] = [
+        lambda live: live.switch("local_sgd", "as the test wants it"),
+        lambda live: os.kill(called("server")[0], signal.SIGKILL),
+    ]
+
+    def watch(live: Live) -> None:
+        if (tmp_path / "late").exists() and todo:
+            todo.pop(0)(live)
+
+    train = functools.partial(holding_up, folder=tmp_path, dies=False)
+    run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch, durability="process")
+    assert ["the server died" in one.what for one in run.incidents] == [True, False]
+    assert ": as the test wants it" in said(run)[0]
     assert run.batches_unvisited == 0
     assert ps.replay(run.folder, train).identical
 
