@@ -136,3 +136,11 @@ def test_a_worker_that_dies_is_not_waited_for_and_its_successor_is(tmp_path: Pat
     first, *_, last = held_in(run).values()
     assert (first, last) == (BOTH[:1], BOTH)
     assert not [one for one in run.incidents if "no exchange" in one.what]
+
+
+def test_where_exchanges_are_far_apart_it_is_left_at_each(left: list[tuple[int, int]], tmp_path: Path) -> None:
+    """Also by the fast worker, which waits for the slow one; not at its first."""
+    uneven = Cluster((Group(1, Constant(0.1)), Group(1, Constant(own.CLOSE_S / EVERY + 0.1))))
+    run = simulated(ps.local_sgd(EVERY), uneven, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=1e6))
+    of_each = [[number for one, number in left if one == worker] for worker in (0, 1)]
+    assert of_each == [list(range(2, run.version + 1)), list(range(1, run.version + 1))]

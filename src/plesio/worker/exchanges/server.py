@@ -349,7 +349,7 @@ class ServerExchange(Exchange):
     def _keep_own(self) -> None:
         """Leave what this worker holds of its own, for checkpoints."""
         if self._own is not None and self._leaves:
-            self._own.sends(self._number, self.pacer.now_s() - self._exchanged_s)
+            self._own.sends(self._number, self.pacer.now_s() - (self._sent_s or self._exchanged_s))
 
     def _place_of_part(self) -> int:
         return parts_of(self.optimizer).index(self._part) if self._part is not None else 0

@@ -45,7 +45,7 @@ class OwnState:
         self._loads: bool | None = None  # whether what is saved can be loaded; not known before it was tried
 
     def sends(self, number: int, since_s: float) -> None:
-        """Contribution `number` is about to be sent, so long after the exchange before it."""
+        """Contribution `number` is about to be sent, so long after the one before it."""
         self._left = not self._may_wait or since_s > CLOSE_S or self._held.asked
         if self._left:
             self.keep(number)
