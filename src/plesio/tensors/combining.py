@@ -1,7 +1,7 @@
 """Several contributions become one, of which a few may be anything: coordinate by coordinate, or by how far they are apart.
 
-A block of each contribution is worked on at a time, so nothing of the model's size is made. A NaN counts as larger than all numbers:
-a worker says itself whether its numbers are finite, and may lie.
+A block of each contribution is worked on at a time, so nothing of the model's size is made. A NaN counts as larger than all
+numbers: a worker says itself whether its numbers are finite, and may lie.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def blocks(arenas: Sequence[Arena], absent: int, *kinds: Kind) -> Iterator[tuple
 COMBINED: dict[type, Callable[[Any], Combined] | None] = {
     Mean: None,
     Median: lambda _: middle(lambda count: (count - 1) // 2),
-    TrimmedMean: lambda rule: middle(lambda count: int(rule.part * count)),
+    TrimmedMean: lambda rule: middle(lambda count: int(rule.part * count + 1e-9)),
     Krum: krum,
 }
 """The arithmetic of each answer to `combine`, but for the mean, which is made on the way."""
