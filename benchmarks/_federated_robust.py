@@ -34,7 +34,7 @@ RULES: dict[str, Combine] = {
 LIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nothing": lambda moved: moved,
     "3 times the opposite": lambda moved: -3 * moved,
-    "noise": lambda moved: 0.1 * torch.randn_like(moved),
+    "noise": lambda moved: torch.randn_like(moved),
 }
 """What a liar sends instead of how far it moved."""
 SAMPLES, BATCH, ROUNDS = 300, 10, 8

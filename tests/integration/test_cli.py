@@ -102,7 +102,7 @@ def test_strategies_as_json_lists_every_answer(capsys: pytest.CaptureFixture[str
     settings = {"k": 2, "correct": "dana", "weigh": "equal", "lr_scale": "share", "rows": "each"}
     assert entries["buffered"]["settings"] == settings
     assert entries["bounded_staleness"]["answers"]["release"] == "within 4 clocks"
-    assert all(one["idea"] and one["paper"] and len(one["answers"]) == 11 for one in entries.values())
+    assert all(one["idea"] and one["paper"] and len(one["answers"]) == 12 for one in entries.values())
 
 
 def test_strategies_does_not_import_torch() -> None:

@@ -93,7 +93,7 @@ def blocks(arenas: Sequence[Arena], absent: int, *kinds: Kind) -> Iterator[tuple
 COMBINED: dict[type, Callable[[Any], Combined] | None] = {
     Mean: None,
     Median: lambda _: middle(lambda count: (count - 1) // 2),
-    TrimmedMean: lambda rule: middle(lambda count: int(rule.part * count)),
+    TrimmedMean: lambda rule: middle(lambda count: int(rule.part * count + 1e-9)),
     Krum: krum,
 }
 """The arithmetic of each answer to `combine`, but for the mean, which is made on the way."""
