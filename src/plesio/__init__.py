@@ -35,6 +35,7 @@ from plesio.protocol.journal import JournalError as JournalError
 from plesio.strategy import Strategy as Strategy
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
+from plesio.strategy.answers import SecureSums as SecureSums
 from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.recipes import recipe as recipe
 from plesio.strategy.recipes.asynchronous import *

@@ -269,6 +269,8 @@ class RunConfig:
             return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
         if self.strategy.send.privacy is not None:
             return "the noise of a fold that is done again would be drawn again; leave privacy or durability out"
+        if self.strategy.send.secure is not None:
+            return "what the sites of a round have agreed on dies with the server; leave secure or durability out"
         if len(self.strategy.phases) > 1:
             return f"under {self.strategy.name} a spare could not go on from a switch; take one strategy"
         if self.servers > 1:

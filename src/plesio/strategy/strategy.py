@@ -121,6 +121,8 @@ class Strategy:
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
         if self.send.privacy is not None:
             self._check_privacy()
+        if self.send.secure is not None:
+            self._check_secure()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -164,6 +166,28 @@ class Strategy:
             self._refuse("send", "weigh", "by samples one client could weigh more than the bound; use weigh=Equal()")
         if self.send.codec is not None or self.adopt.codec is not None:
             self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
+
+    def _check_secure(self) -> None:
+        """Nothing but the sum over the sites of a round is to be had."""
+        if not self.every.by_client:
+            self._refuse("send", "every", "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does")
+        if self.gather != answers.Round():
+            why = "what is folded could be a single site's, and a secure sum is of all of a round; use fedavg, fedopt or fedprox"
+            self._refuse("send", "gather", why)
+        if self.weigh != answers.BySamples():
+            self._refuse("send", "weigh", "the sites weigh by samples before they add up; use weigh=BySamples()")
+        if self.send.codec is not None or self.adopt.codec is not None:
+            self._refuse(
+                "send", "adopt", "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out"
+            )
+        if self.send.fragments > 1 or self.adopt.late:
+            self._refuse(
+                "send", "adopt", "the sites of a round agree on masks for the whole; leave overlap and fragments out"
+            )
+        if self.send.privacy is not None:
+            self._refuse(
+                "send", "weigh", "the server would add the noise, and sees no client; leave privacy or secure out"
+            )
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -226,6 +250,8 @@ class Strategy:
                 f"{self.name}: the first {first} of {workers} workers will never come; "
                 f"allowed: 1 to {workers}; give a smaller number, or start more workers"
             )
+        if self.send.secure is not None and (why := self.send.secure.check_sites(workers)):
+            raise StrategyError(f"{self.name}: {why}; give another threshold, or start more workers")
 
     @property
     def in_lock_step(self) -> bool:
@@ -307,7 +333,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
     answers.Delta: (answers.Outer,),
 }
 """What moves the parameters by what was sent."""
-LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "fragments", "over", "ahead"}
+LATER = {"rows", "grace_s", "deadline_s", "proximal", "privacy", "secure", "fragments", "over", "ahead"}
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")
@@ -330,7 +356,7 @@ def _no_phase(one: Strategy) -> str:
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:
-    within = {"codec": get_args(answers.Codec), "privacy": (answers.Privacy,)}
+    within = {"codec": get_args(answers.Codec), "privacy": (answers.Privacy,), "secure": (answers.SecureSums,)}
     kinds = {kind.__name__: kind for kind in within.get(field) or get_args(ANSWERS[field])}
     values = {key: _answer(key, value) if isinstance(value, Mapping) else value for key, value in data.items()}
     kind = values.pop("is", None)

@@ -11,7 +11,19 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Average, Buffer, Clients, Codec, Every, Fresh, Outer, Polynomial, Privacy, Weigh
+from plesio.strategy.answers import (
+    Average,
+    Buffer,
+    Clients,
+    Codec,
+    Every,
+    Fresh,
+    Outer,
+    Polynomial,
+    Privacy,
+    SecureSums,
+    Weigh,
+)
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE_OR_NONE
 from plesio.strategy.recipes.asynchronous import WEIGHTS
 from plesio.strategy.recipes.deltas import packed, taken
@@ -36,6 +48,7 @@ def fedavg(
     late: str = "keep",
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
     overlap: bool = False,
 ) -> Strategy:
     """Federated averaging: the mean of what a round's clients moved, by their samples.
@@ -50,13 +63,14 @@ def fedavg(
         late: with `first`: "keep" or "drop" what was trained from an older version.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
+        secure: the head sees the sum over the sites of a round alone; not with `ps.Clients`, `first`, a codec or `privacy`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
 
     Raises:
         StrategyError: `first` is no whole number of at least 1, `deadline_s` no number above 0 or without `first`, `late`
-            neither, or an unknown codec.
+            neither, an unknown codec, or what cannot be together.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -66,17 +80,17 @@ def fedavg(
     if late not in ("keep", "drop"):
         raise StrategyError(f"fedavg(late={late!r}): late must be 'keep' or 'drop'")
     settings = {"first": first, "deadline_s": deadline_s, "late": late}
-    name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
+    name = call(fedavg, **settings, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
     if first is None:
         if deadline_s is not None or late != "keep":
             raise StrategyError(
                 f"{name}: without first= a round waits for all of its clients, and none is late; give first"
             )
-        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy))
+        return _rounds(name, Clients(), MEAN, _sent(codec, overlap, privacy, secure))
     return Strategy(
         name=name,
         every=Clients(),
-        **_sent(codec, overlap, privacy),
+        **_sent(codec, overlap, privacy, secure),
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
@@ -90,6 +104,7 @@ def fedopt(
     lr: float = 0.01,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
     overlap: bool = False,
 ) -> Strategy:
     """Federated averaging whose mean is the gradient of an optimizer at the server.
@@ -100,7 +115,7 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        privacy, secure, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -111,12 +126,17 @@ def fedopt(
     ('fedopt(optimizer=yogi)', 'Adam(lr=0.01, betas=(0.9, 0.99), eps=0.001)')
     """
     outer = known_as("optimizer of fedopt", str(optimizer), OPTIMIZERS)(lr)
-    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy))
+    name = call(fedopt, optimizer=optimizer, lr=lr, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
+    return _rounds(name, Clients(), outer, _sent(codec, overlap, privacy, secure))
 
 
 def fedprox(
-    mu: float = 0.01, *, codec: str | Codec | None = None, privacy: Privacy | None = None, overlap: bool = False
+    mu: float = 0.01,
+    *,
+    codec: str | Codec | None = None,
+    privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
+    overlap: bool = False,
 ) -> Strategy:
     """Federated averaging with a leash: clients are pulled back to where they began, which helps where their data differ.
 
@@ -126,7 +146,7 @@ def fedprox(
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        privacy, overlap: as in `fedavg`.
+        privacy, secure, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -136,8 +156,8 @@ def fedprox(
     >>> fedprox(0.1).answers()["every"]
     'by client, proximal 0.1'
     """
-    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy))
+    name = call(fedprox, mu=mu, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
+    return _rounds(name, Clients(proximal=mu), MEAN, _sent(codec, overlap, privacy, secure))
 
 
 def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Strategy:
@@ -146,10 +166,12 @@ def _rounds(name: str, every: Every, outer: Outer, sent: dict[str, Any]) -> Stra
     return rounds(name, every=every, **sent, weigh=weigh, outer=outer)
 
 
-def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:
+def _sent(
+    codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None, secure: SecureSums | None = None
+) -> dict[str, Any]:
     """What is sent, and what is taken back."""
     both = packed(codec, overlap or False)
-    return both | {"send": replace(both["send"], privacy=privacy)}
+    return both | {"send": replace(both["send"], privacy=privacy, secure=secure)}
 
 
 def fedbuff(

@@ -49,7 +49,7 @@ class Exchange:
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
-        private: whether what leaves this worker is noised.
+        private: whether what leaves this worker is noised; secure: the server sees it in a sum alone.
         late: whether the worker goes on while an answer travels.
         rows: the model's tables, if it has any.
         shares_parameters: whether what one worker writes into its parameters is in everybody's.
@@ -72,7 +72,7 @@ class Exchange:
     counts = False
     by_client = False
     shares_parameters = False
-    private = False
+    private = secure = False
     late = False
     any_optimizer = False
     stepping = False

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
-from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn
+from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn, Riding
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import ALL_PARTS, Kind
@@ -282,7 +282,7 @@ class ServerExchange(Exchange):
                 rows=self.replica.rows,
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
-                riders=self.state.riders.take(self),
+                riders=self._riders(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
                 aside=aside,
@@ -300,6 +300,9 @@ class ServerExchange(Exchange):
             self.begin(lost)
             return
         self._go_on(answer, self._begins_anew(answer))
+
+    def _riders(self) -> Riding:
+        return self.state.riders.take(self)
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""
