@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from plesio.errors import StrategyError
-from plesio.strategy.answers.answer import COUNT, POSITIVE, Answer
+from plesio.strategy.answers.answer import COUNT, POSITIVE, Allowed, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SecureSums(Answer):
         StrategyError: `threshold` is no whole number of at least 2, or `clip` no number above 0.
 
     >>> print(SecureSums(threshold=5, clip=0.1))
-    secure sum of 5 or more, clip 0.1
+    5 or more, clip 0.1
     """
 
     threshold: Annotated[int, COUNT]
@@ -53,4 +53,7 @@ class SecureSums(Answer):
         return ""
 
     def __str__(self) -> str:
-        return f"secure sum of {self.threshold} or more, clip {self.clip:g}"
+        return f"{self.threshold} or more, clip {self.clip:g}"
+
+
+SECURE_OR_NONE = Allowed("ps.SecureSums(...), or None", lambda value: value is None or isinstance(value, SecureSums))

@@ -9,7 +9,7 @@ from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
 from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 from plesio.strategy.answers.privacy import Privacy
-from plesio.strategy.answers.secure import SecureSums
+from plesio.strategy.answers.secure import SECURE_OR_NONE, SecureSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Delta(Answer):
     feedback: bool = True
     privacy: Privacy | None = field(default=None, repr=False)
     fragments: Annotated[int, COUNT] = field(default=1, repr=False)
-    secure: SecureSums | None = field(default=None, repr=False)
+    secure: Annotated[SecureSums | None, SECURE_OR_NONE] = field(default=None, repr=False)
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
@@ -238,7 +238,7 @@ class Delta(Answer):
         if self.privacy is not None:
             return f"delta, {self.privacy}"
         if self.secure is not None:
-            return f"delta, {self.secure}"
+            return f"delta, in a secure sum of {self.secure}"
         name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
         if self.codec is None:
             return name
