@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+import _federated_secure
 import plesio as ps
 from _mnist import load
 from _report import Row, meets, parser, progress, report, row
@@ -213,6 +214,7 @@ def main() -> None:
         row(f"fedavg, virtual time to {goal:.0%}, speeds lognormal", slow, "s", against="fedbuff(10)", against_values=fast,
             target=">= 2")
     )  # fmt: skip
+    rows += _federated_secure.rows(runs, 5 if quick else 20)
     report(f"Federated rounds on {NAME}", rows, arguments.json)
 
 

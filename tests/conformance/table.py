@@ -29,6 +29,7 @@ from plesio.strategy.answers import (
     Polynomial,
     Privacy,
     Seconds,
+    SecureSums,
     Steps,
     TopK,
 )
@@ -98,6 +99,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "late": ["drop"],
     "over": ["torch"],
     "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
+    "secure": [SecureSums(threshold=3, clip=0.1)],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
     "buffered": {"correct": ["plain"], "rows": ["with"]},

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 import plesio as ps
+from faults.test_remote import meanwhile, until
 from plesio.masking.site import Site
 from support import remote
-from faults.test_remote import meanwhile, until
 
 SITES, ROUNDS, FAULT_AT = 5, 4, 1
 SECURE = ps.SecureSums(threshold=3, clip=0.5)
@@ -24,7 +25,7 @@ METHODS = {"shares": "shares", "sum": "mask", "open": "open"}
 """What a site does just before it speaks in a phase."""
 
 
-def steady(worker: ps.Worker, site: int, rounds: int = ROUNDS, pause_s: float = 0.0, told: Path | None = None) -> None:
+def steady(worker: ps.Worker, site: int, rounds: int = ROUNDS, pause_s: float = 0.0) -> None:
     """The weights of site k move by (k + 1) / 100 a round, on k + 1 samples."""
     model = torch.nn.Linear(20, 50, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -34,8 +35,6 @@ def steady(worker: ps.Worker, site: int, rounds: int = ROUNDS, pause_s: float = 
         model.weight.grad = torch.full_like(model.weight, (site + 1) / 100)
         optimizer.step()
         worker.contribute(samples=site + 1)
-        if told is not None:
-            (told / f"{site} {worker.version}").touch()
 
 
 def mean(sites: set[int]) -> float:
@@ -97,6 +96,34 @@ def test_a_round_below_the_threshold_is_given_up_aloud_and_the_next_one_goes_on(
             done = head.run(ps.fedavg(secure=SECURE), workers=SITES, runs=tmp_path)
         assert head.end() == [-signal.SIGKILL if site in killed else 0 for site in range(SITES)] + [0] * len(killed)
     incidents = [one.what for one in done.summary.incidents]
-    said = {"sum": "2 of 5 sites sent their numbers, and it takes 3", "open": "2 of 5 sites opened the sum, and it takes 3"}
+    said = {
+        "sum": "2 of 5 sites sent their numbers, and it takes 3",
+        "open": "2 of 5 sites opened the sum, and it takes 3",
+    }
     assert any(said[phase] in one for one in incidents), incidents
-    print(incidents, weight(done))
+    rounds = [mean({1, 4} | more) for more in ({0}, {2}, {3}, {0, 2}, {0, 3}, {2, 3}, killed)]
+    moved = combinations_with_replacement(rounds, ROUNDS - FAULT_AT - (phase == "open"))
+    assert any(
+        weight(done) == pytest.approx(mean({1, 4} | killed) + sum(one), abs=ROUNDS * 0.5 * 2**-16) for one in moved
+    )
+
+
+@pytest.mark.slow
+def test_a_site_that_freezes_in_a_round_is_named_and_the_round_goes_on_without_it(tmp_path: Path) -> None:
+    def freezes() -> None:
+        real = Site.mask
+
+        def frozen(*given: Any) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            real(*given)
+
+        Site.mask = frozen  # type: ignore[method-assign]
+
+    with remote.head(rejoin_s=30.0) as head:
+        for site in range(SITES):
+            head.fork(functools.partial(steady, site=site), enter=freezes if site == 2 else lambda: None, rank=site)
+        done = head.run(ps.fedavg(secure=SECURE), workers=SITES, runs=tmp_path, timeout_s=4.0)
+        os.kill(head.pids[2], signal.SIGKILL)
+        head.end()
+    assert weight(done) == pytest.approx(ROUNDS * mean({0, 1, 3, 4}), abs=ROUNDS * 0.5 * 2**-16)
+    assert any("worker 2" in one.what for one in done.summary.incidents)

@@ -42,7 +42,8 @@ class Sites:
         """The mean of those whose numbers came, or why there is none."""
         drops = drops or {}
         self.sites = {
-            site: Site(site, self.samples[site], self.secure, self.identities[site], os.urandom) for site in self.samples
+            site: Site(site, self.samples[site], self.secure, self.identities[site], os.urandom)
+            for site in self.samples
         }
         self.alive = set(self.sites)
         self.sum[:] = 0
@@ -98,10 +99,10 @@ class Sites:
 
 
 @given(some.data(), some.binary(min_size=32, max_size=32), some.integers(2, 9))
-def test_any_threshold_parts_give_the_secret_back_and_one_less_do_not(
-    data: Any, secret: bytes, threshold: int
-) -> None:
-    coefficients = data.draw(some.lists(some.integers(1, shamir.PRIME - 1), min_size=threshold - 1, max_size=threshold - 1))
+def test_any_threshold_parts_give_the_secret_back_and_one_less_do_not(data: Any, secret: bytes, threshold: int) -> None:
+    coefficients = data.draw(
+        some.lists(some.integers(1, shamir.PRIME - 1), min_size=threshold - 1, max_size=threshold - 1)
+    )
     places = data.draw(some.sets(some.integers(1, 200), min_size=threshold, max_size=threshold + 4))
     parts = shamir.split(secret, places, coefficients)
     chosen = data.draw(some.permutations(sorted(places)))[:threshold]
@@ -257,7 +258,10 @@ def at(phase: Phase) -> tuple[Sites, dict[int, Told]]:
 
 
 def test_a_site_opens_one_sum_once_and_none_below_the_threshold() -> None:
-    for came, why in (((1, 2, 3, 4), "4 sites have sent their numbers, the threshold is 5"), ((0, 2, 3, 4, 5), "no sum")):
+    for came, why in (
+        ((1, 2, 3, 4), "4 sites have sent their numbers, the threshold is 5"),
+        ((0, 2, 3, 4, 5), "no sum"),
+    ):
         sites, _ = at(Phase.OPEN)
         with pytest.raises(MaskingError, match=why):
             sites.sites[1].open(Came(came))

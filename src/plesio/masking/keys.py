@@ -1,5 +1,5 @@
-"""The cryptography of a round, from the package `cryptography`: X25519 to agree on keys, ChaCha20-Poly1305 to encrypt, ChaCha20
-for masks, Ed25519 to sign.
+"""The cryptography of a round, from the package `cryptography`: X25519 to agree on keys, ChaCha20-Poly1305 to encrypt, Ed25519
+to sign, and AES-256 in counter mode for masks: processors have it, and ChaCha20 takes three times as long.
 
 `context` is the hash of all public keys of the round: what two sites derive from a key depends on it. So sites that were told
 different keys do not understand each other.
@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec.structs import replace
@@ -25,9 +26,9 @@ from msgspec.structs import replace
 from plesio.errors import PlesioError
 from plesio.masking.words import Keys
 
-PIECE = 1 << 16
+PIECE = 1 << 17
 """Bytes of a mask that are made and added at a time: they stay in the cache."""
-NO_NONCE = bytes(16)  # each key makes one mask
+FIRST = bytes(16)  # each key makes one mask
 
 
 class MaskingError(PlesioError):
@@ -97,7 +98,7 @@ def _pieces(words: np.ndarray) -> Iterator[np.ndarray]:
 
 def _mask(key: bytes) -> Iterator[np.ndarray]:
     """The stream of a key, without end."""
-    encryptor = Cipher(ChaCha20(key, NO_NONCE), None).encryptor()
+    encryptor = Cipher(AES256(key), CTR(FIRST)).encryptor()
     zeros, stream = bytes(PIECE), bytearray(PIECE)
     while True:
         encryptor.update_into(zeros, stream)

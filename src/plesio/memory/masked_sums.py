@@ -35,6 +35,7 @@ class MaskedSums:
         self._head = Head(secure)
         self._sum = np.zeros_like(trained(slots[0]).view(np.uint32))
         self._news: deque[str] = deque()
+        self._gave_up = ""  # why that was, the last time
         self.begin()
 
     def begin(self) -> None:
@@ -71,7 +72,7 @@ class MaskedSums:
         share, first = self._head.share, fold.members[0]
         why = self._head.unmask(self._sum)
         if why:
-            self._give_up(f"{why}: version {fold.version} is the one before")
+            self._give_up(f"{why}; version {fold.version} is the one before")
         else:
             to_numbers(self._sum, self._clip, share, trained(self._slots[first.worker]))
         self._sum.fill(0)
@@ -91,7 +92,9 @@ class MaskedSums:
         return WORDS
 
     def _give_up(self, why: str) -> None:
-        self._news.append(f"a secure sum was given up, and nothing of it is known: {why}")
+        if why != self._gave_up:  # else people know
+            self._gave_up = why
+            self._news.append(f"a secure sum was given up, and nothing of it is known: {why}")
 
     def take_news(self) -> str:
         """A round that came to nothing, and why; empty if there was no more."""
