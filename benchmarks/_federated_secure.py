@@ -1,5 +1,7 @@
-"""Secure sums: what they cost beside plain ones, and how right they are. Eight sites over TCP, a million parameters; the training is
-a step of SGD with a gradient that is there, so that the cost is that of the exchange.
+"""Secure sums: what they cost beside plain ones, and how right they are.
+
+Eight sites over TCP, a million parameters. The training is a step of SGD with a gradient that is there, so that the cost is that
+of the exchange.
 
     python benchmarks/_federated_secure.py --json secure.json
 """
@@ -12,9 +14,10 @@ import secrets
 import socket
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,8 +111,9 @@ def measured(strategy: ps.Strategy, rounds: int) -> tuple[float, float]:
 
 
 def summed(missing: Phase, drop: int = 2) -> float | str:
-    """Two of eight sites are gone before they speak in a phase: how far the mean is from the right one, in 2^-16 of `clip`; or why
-    there is none."""
+    """Some of eight sites are gone before they speak in a phase: how far the mean is from the right one, in 2^-16 of `clip`; or
+    why there is none."""
+    told: Mapping[int, Any] = {}
     rng, head, total = np.random.default_rng(0), Head(SECURE), np.zeros(PARAMS, np.uint32)
     sites = {at: Site(at, 10 + at, SECURE, Identities(os.urandom), os.urandom) for at in range(SITES)}
     moved = {at: rng.normal(scale=0.2, size=PARAMS).astype(np.float32) for at in sites}

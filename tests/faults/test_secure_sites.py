@@ -1,4 +1,4 @@
-"""Secure sums between sites over TCP, of which some are killed: the sum is right, or its round is given up and the next goes on."""
+"""Secure sums between sites over TCP, some of which are killed: the sum is right, or the round is given up and the next goes on."""
 
 from __future__ import annotations
 
@@ -87,8 +87,7 @@ def test_a_round_below_the_threshold_is_given_up_aloud_and_the_next_one_goes_on(
 
         def replace() -> None:
             until(lambda: "was given up" in head.warnings() or phase == "open")
-            for pid in head.pids[:1]:
-                until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+            until(lambda: Path(f"/proc/{head.pids[0]}/stat").read_text().split()[2] == "Z")
             for site in killed:
                 head.fork(functools.partial(steady, site=site, pause_s=0.2), rank=site)
 

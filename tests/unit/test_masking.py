@@ -18,7 +18,7 @@ from plesio.masking.head import Head, Phase
 from plesio.masking.keys import MaskingError, add_mask
 from plesio.masking.numbers import to_numbers, to_words
 from plesio.masking.site import Identities, Site
-from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Told, Wait
+from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Shares, Told, Wait
 
 CLIP = 2.0
 UNIT = CLIP * 2.0**-16
@@ -146,7 +146,7 @@ def test_the_sum_is_right_or_given_up_and_of_no_site_two_secrets_become_known(go
         assert np.abs(mean - sites.mean(left[Phase.SUM])).max() < UNIT
     opened = list(sites.heard[Phase.OPEN].values())
     for site in range(8):
-        seeds, keys = (sum(site in part for part in parts) for parts in zip(*((one.seeds, one.keys) for one in opened)))  if opened else (0, 0)  # fmt: skip
+        seeds, keys = sum(site in one.seeds for one in opened), sum(site in one.keys for one in opened)
         assert min(seeds, keys) == 0
         assert enough or max(seeds, keys) < SECURE.threshold
     assert not isinstance(sites.round(), str), "the next round goes on"
@@ -313,6 +313,16 @@ def test_the_head_hears_nobody_out_of_turn() -> None:
     assert {site for site, one in told.items() if isinstance(one, Wait)} == {3, 9}
     with pytest.raises(MaskingError, match="site 3 said Masked"):
         sites.head.hear(3, Masked())
+
+
+def test_words_of_other_sites_than_are_in_the_round_are_refused() -> None:
+    sites, told = at(Phase.SHARES)
+    said = sites.sites[1].shares(told[1])  # type: ignore[arg-type]
+    with pytest.raises(MaskingError, match="site 1 said Shares of other sites than are in this round"):
+        sites.head.hear(1, Shares({2: said.sealed[2]}, said.commitment))
+    assert sites.head.hear(1, said)
+    with pytest.raises(MaskingError, match="or again"):
+        sites.head.hear(1, said)
 
 
 def test_a_round_of_too_few_or_too_many_is_none() -> None:

@@ -16,9 +16,12 @@ site do two secrets become known; below `threshold` none does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -58,15 +61,15 @@ class Head:
 
     def __init__(self, secure: SecureSums) -> None:
         self._secure, self.why = secure, ""
-        self.lives: dict[int, int] = {}
-        """How many processes each site had before this one."""
+        self.lives = defaultdict[int, int](partial(secrets.randbits, 62))
+        """Another number for each process that is at a site."""
         self.begin()
 
     def begin(self) -> None:
         """A round begins, whatever was before."""
         self.phase = Phase.KEYS
-        self._inside: set[int] | None = None  # None: anybody
-        self._spoke: dict[int, Said] = {}
+        self._inside: set[int] | None = None  # who may speak; None: anybody
+        self._spoke: dict[int, Any] = {}
         self._outside: set[int] = set()
 
     def hear(self, site: int, said: Said) -> bool:
@@ -76,8 +79,12 @@ class Head:
                 raise MaskingError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
             self._outside.add(site)
             return False
-        if isinstance(said, Opened) and (said.seeds.keys() != self.came or said.keys.keys() != self._dropped):
-            raise MaskingError(f"site {site} opened something else than the sum of this round")
+        others = isinstance(said, Shares) and said.sealed.keys() != self._inside - {site}
+        opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
+        if others or opens or site in self._spoke:
+            raise MaskingError(
+                f"site {site} said {type(said).__name__} of other sites than are in this round, or again"
+            )
         self._spoke[site] = said
         return True
 
@@ -88,10 +95,10 @@ class Head:
         if self.why or self.phase is Phase.OPEN:  # no fold came: nobody has trained
             self.begin()
             return dict.fromkeys([*spoke, *outside], GivenUp(self.why)) if self.why else {}
-        told = self._go_on[self.phase](self)
+        told = self._answers() | dict.fromkeys(outside, Wait())
         self._inside, self._spoke, self._outside = set(spoke), {}, set()
         self.phase = Phase(self.phase + 1)
-        return {site: told(site) for site in spoke} | dict.fromkeys(outside, Wait())
+        return told
 
     def _why_not(self, spoke: Mapping[int, Said]) -> str:
         if self.phase is Phase.KEYS:
@@ -101,40 +108,37 @@ class Head:
         of = len(self._inside or ())
         return f"{len(spoke)} of {of} sites {DID[self.phase]}, and it takes {self._secure.threshold}"
 
-    def _all_keys(self) -> Callable[[int], Told]:
-        said = {site: keys for site, keys in self._spoke.items() if isinstance(keys, Keys)}
-        self._keys = {site: replace(keys, life=self.lives.get(site, 0)) for site, keys in said.items()}
-        told = AllKeys(self._keys)
-        return lambda site: told
-
-    def _for_each(self) -> Callable[[int], Told]:
-        self._shares = shares = {site: said for site, said in self._spoke.items() if isinstance(said, Shares)}
-        return lambda site: ForSite({other: one.sealed[site] for other, one in shares.items() if other != site})
-
-    def _who_came(self) -> Callable[[int], Told]:
-        self.came = set(self._spoke)
-        self._dropped = self._shares.keys() - self.came
-        told = Came(tuple(sorted(self.came)))
-        return lambda site: told
-
-    _go_on: ClassVar = {Phase.KEYS: _all_keys, Phase.SHARES: _for_each, Phase.SUM: _who_came}
+    def _answers(self) -> dict[int, Told]:
+        spoke = self._spoke
+        if self.phase is Phase.KEYS:
+            self._keys: dict[int, Keys] = {site: replace(keys, life=self.lives[site]) for site, keys in spoke.items()}
+            return dict.fromkeys(spoke, AllKeys(self._keys))
+        if self.phase is Phase.SHARES:
+            self._shares: dict[int, Shares] = spoke
+            parts = [(site, said.sealed) for site, said in spoke.items()]
+            return {one: ForSite({site: sealed[one] for site, sealed in parts if site != one}) for one in spoke}
+        self._came, self._dropped = set(spoke), self._shares.keys() - spoke.keys()
+        return dict.fromkeys(spoke, Came(tuple(sorted(spoke))))
 
     @property
     def share(self) -> float:
         """The part of the samples of the round whose numbers came."""
-        came, shared = (sum(self._keys[site].samples for site in sites) for sites in (self.came, self._shares))
+        came, shared = (sum(self._keys[site].samples for site in sites) for sites in (self._came, self._shares))
         return came / shared if shared else 0.0
 
     def unmask(self, words: np.ndarray) -> str:
         """Take the masks off the sum; the round is over. Why that cannot be: nothing of it is known then."""
-        opened = {site: said for site, said in self._spoke.items() if isinstance(said, Opened)}
-        why = self._why_not(opened) or self._unmask(words, dict(list(opened.items())[: self._secure.threshold]))
+        opened = dict(list(self._spoke.items())[: self._secure.threshold])
+        try:
+            why = self._why_not(opened) or self._unmask(words, opened)
+        except MaskingError as error:
+            why = str(error)
         self.begin()
         return why
 
     def _unmask(self, words: np.ndarray, opened: Mapping[int, Opened]) -> str:
         context = context_of(self._keys)
-        for site in self.came:
+        for site in self._came:
             seed = shamir.join({by + 1: said.seeds[site] for by, said in opened.items()})
             if commitment(seed) != self._shares[site].commitment:
                 return f"the parts of the seed of site {site} do not fit"
@@ -143,6 +147,6 @@ class Head:
             key = shamir.join({by + 1: said.keys[site] for by, said in opened.items()})
             if public(key) != self._keys[site].masking:
                 return f"the parts of the key of site {site} do not fit"
-            for other in self.came:  # it had added, or taken off, what it has in common with the one that is missing
+            for other in self._came:  # it had added, or taken off, what it has in common with the one that is missing
                 add_mask(words, agreed(key, self._keys[other].masking, context, b"mask"), -1 if site > other else 1)
         return ""

@@ -16,6 +16,8 @@ from typing import Annotated
 
 import msgspec
 
+from plesio.core.events import Count
+
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Part = Annotated[bytes, msgspec.Meta(min_length=33, max_length=33)]
@@ -33,12 +35,13 @@ class Word(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 class Keys(Word):
     """Public keys: one to encrypt parts for this site (`sealing`), one to agree on masks with it (`masking`), and the one of its
-    process (`identity`), which signs the others. `life`: the head counts the processes that had its seat."""
+    process (`identity`), which signs the others. `life`: the head has another number for each process that
+    is at a site."""
 
     identity: Bytes32
     sealing: Bytes32
     masking: Bytes32
-    samples: int
+    samples: Count
     signature: Bytes64
     life: int = 0
 

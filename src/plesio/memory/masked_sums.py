@@ -47,7 +47,7 @@ class MaskedSums:
 
     def forget(self, worker: int) -> None:
         """Its process is gone: another one may come to its seat, with a key of its own."""
-        self._head.lives[worker] = self._head.lives.get(worker, 0) + 1
+        self._head.lives.pop(worker, None)
 
     def came(self, worker: int, made: Contribution) -> None:
         """A contribution, whose words it takes.
