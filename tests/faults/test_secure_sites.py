@@ -1,4 +1,4 @@
-"""Secure sums between sites over TCP, some of which are killed: the sum is right, or the round is given up and the next goes on."""
+"""Secure sums between sites over TCP, some of which are killed: the sum is right, or its round given up, and the next goes on."""
 
 from __future__ import annotations
 

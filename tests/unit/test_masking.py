@@ -15,10 +15,11 @@ from msgspec.structs import replace
 import plesio as ps
 from plesio.masking import shamir
 from plesio.masking.head import Head, Phase
-from plesio.masking.keys import MaskingError, add_mask
+from plesio.masking.keys import add_mask
 from plesio.masking.numbers import to_numbers, to_words
 from plesio.masking.site import Identities, Site
 from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Shares, Told, Wait
+from plesio.protocol.coding import ProtocolError
 
 CLIP = 2.0
 UNIT = CLIP * 2.0**-16
@@ -212,7 +213,7 @@ def test_a_key_that_changes_within_the_life_of_a_process_is_refused() -> None:
     sites = Sites()
     sites.round()
     sites.identities[3] = Identities(os.urandom)
-    with pytest.raises(MaskingError, match="the key of site 3 is another than in the rounds before"):
+    with pytest.raises(ProtocolError, match="the key of site 3 is another than in the rounds before"):
         sites.round()
     sites = Sites()
     sites.round()
@@ -231,11 +232,11 @@ def test_keys_that_the_head_changed_are_refused(change: Callable[[Keys], Keys], 
     sites, all_told = at(Phase.SHARES)
     told = all_told[1]
     assert isinstance(told, AllKeys)
-    with pytest.raises(MaskingError, match=why):
+    with pytest.raises(ProtocolError, match=why):
         sites.sites[1].shares(AllKeys({**told.keys, 2: change(told.keys[2])}))
-    with pytest.raises(MaskingError, match="another key of this site, or none"):
+    with pytest.raises(ProtocolError, match="another key of this site, or none"):
         sites.sites[1].shares(AllKeys({site: keys for site, keys in told.keys.items() if site != 1}))
-    with pytest.raises(MaskingError, match="4 sites, and a round takes 5"):
+    with pytest.raises(ProtocolError, match="4 sites, and a round takes 5"):
         sites.sites[1].shares(AllKeys({site: keys for site, keys in told.keys.items() if site < 4}))
 
 
@@ -263,11 +264,11 @@ def test_a_site_opens_one_sum_once_and_none_below_the_threshold() -> None:
         ((0, 2, 3, 4, 5), "no sum"),
     ):
         sites, _ = at(Phase.OPEN)
-        with pytest.raises(MaskingError, match=why):
+        with pytest.raises(ProtocolError, match=why):
             sites.sites[1].open(Came(came))
     sites, told = at(Phase.OPEN)
     sites.sites[1].open(told[1])  # type: ignore[arg-type]
-    with pytest.raises(MaskingError, match="asks for what no sum needs"):
+    with pytest.raises(ProtocolError, match="asks for what no sum needs"):
         sites.sites[1].open(Came((1, 2, 3, 4, 5)))
 
 
@@ -276,10 +277,10 @@ def test_parts_that_were_changed_are_found_out() -> None:
     mine = told[1]
     assert isinstance(mine, ForSite)
     changed = {**mine.sealed, 2: bytes(82)}
-    with pytest.raises(MaskingError, match="what site 2 encrypted for this one was changed"):
+    with pytest.raises(ProtocolError, match="what site 2 encrypted for this one was changed"):
         sites.sites[1].take(ForSite(changed))
     sites, _ = at(Phase.SUM)
-    with pytest.raises(MaskingError, match="3 sites share keys, the threshold is 5"):
+    with pytest.raises(ProtocolError, match="3 sites share keys, the threshold is 5"):
         sites.sites[1].take(ForSite({site: sites.heard[Phase.SHARES][site].sealed[1] for site in (2, 3)}))
 
 
@@ -303,7 +304,7 @@ def test_a_wrong_part_gives_no_wrong_sum(dropped: set[int]) -> None:
 
 def test_the_head_hears_nobody_out_of_turn() -> None:
     sites, _ = at(Phase.SHARES)
-    with pytest.raises(MaskingError, match="site 2 said Masked in the phase shares"):
+    with pytest.raises(ProtocolError, match="site 2 said Masked in the phase shares"):
         sites.head.hear(2, Masked())
     assert not sites.head.hear(9, Site(9, 5, SECURE, Identities(os.urandom), os.urandom).keys), "it comes too late"
     assert not sites.head.hear(3, Outside())
@@ -311,17 +312,17 @@ def test_the_head_hears_nobody_out_of_turn() -> None:
         sites.head.hear(site, sites.sites[site].shares(sites.told[site]))  # type: ignore[arg-type]
     told = sites.head.close()
     assert {site for site, one in told.items() if isinstance(one, Wait)} == {3, 9}
-    with pytest.raises(MaskingError, match="site 3 said Masked"):
+    with pytest.raises(ProtocolError, match="site 3 said Masked"):
         sites.head.hear(3, Masked())
 
 
 def test_words_of_other_sites_than_are_in_the_round_are_refused() -> None:
     sites, told = at(Phase.SHARES)
     said = sites.sites[1].shares(told[1])  # type: ignore[arg-type]
-    with pytest.raises(MaskingError, match="site 1 said Shares of other sites than are in this round"):
+    with pytest.raises(ProtocolError, match="site 1 said Shares of other sites than are in this round"):
         sites.head.hear(1, Shares({2: said.sealed[2]}, said.commitment))
     assert sites.head.hear(1, said)
-    with pytest.raises(MaskingError, match="or again"):
+    with pytest.raises(ProtocolError, match="or again"):
         sites.head.hear(1, said)
 
 

@@ -265,9 +265,9 @@ class Participation(ABC):
         replicate = partial(self._replica, given.model, tensors, place)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
         if strategy.send.secure is not None:
-            from plesio.worker.exchanges.secure import (
-                SecureExchange as kind,  # the cryptography takes a while to import
-            )
+            from plesio.worker.exchanges.secure import SecureExchange  # the cryptography takes a while to import
+
+            kind = SecureExchange
         replica = replicate(strategy.phases[0])
         load_kernels(place.layout, strategy.phases[1:])
         exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate, brought=place.brought)

@@ -27,7 +27,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from plesio.masking import shamir
-from plesio.masking.keys import MaskingError, add_mask, agreed, commitment, context_of, public
+from plesio.masking.keys import add_mask, agreed, commitment, context_of, public
 from plesio.masking.words import (
     AllKeys,
     Came,
@@ -42,6 +42,7 @@ from plesio.masking.words import (
     Told,
     Wait,
 )
+from plesio.protocol.coding import ProtocolError
 from plesio.strategy.answers import SecureSums
 
 
@@ -73,16 +74,16 @@ class Head:
         self._outside: set[int] = set()
 
     def hear(self, site: int, said: Said) -> bool:
-        """A site speaks; whether it counts. `MaskingError`: it is not what it may say."""
+        """A site speaks; whether it counts. `ProtocolError`: it is not what it may say."""
         if not isinstance(said, KINDS[self.phase]) or (self._inside is not None and site not in self._inside):
             if not isinstance(said, Keys | Outside):  # of a newcomer, or of one that dropped out
-                raise MaskingError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
+                raise ProtocolError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
             self._outside.add(site)
             return False
         others = isinstance(said, Shares) and said.sealed.keys() != self._inside - {site}
         opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
         if others or opens or site in self._spoke:
-            raise MaskingError(
+            raise ProtocolError(
                 f"site {site} said {type(said).__name__} of other sites than are in this round, or again"
             )
         self._spoke[site] = said
@@ -131,7 +132,7 @@ class Head:
         opened = dict(list(self._spoke.items())[: self._secure.threshold])
         try:
             why = self._why_not(opened) or self._unmask(words, opened)
-        except MaskingError as error:
+        except ProtocolError as error:
             why = str(error)
         self.begin()
         return why

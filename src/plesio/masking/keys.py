@@ -23,16 +23,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec.structs import replace
 
-from plesio.errors import PlesioError
 from plesio.masking.words import Keys
+from plesio.protocol.coding import ProtocolError
 
 PIECE = 1 << 17
 """Bytes of a mask that are made and added at a time: they stay in the cache."""
 FIRST = bytes(16)  # each key makes one mask
-
-
-class MaskingError(PlesioError):
-    """What came is not what an honest head or site says: the round cannot be trusted, and this process has no part in it."""
 
 
 def public(secret: bytes) -> bytes:
@@ -45,7 +41,7 @@ def agreed(secret: bytes, other: bytes, context: bytes, what: bytes) -> bytes:
     try:
         common = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise MaskingError(f"a public key that nobody can agree on a key with: {error}") from None
+        raise ProtocolError(f"a public key that nobody can agree on a key with: {error}") from None
     return HKDF(SHA256(), 32, salt=context, info=b"plesio " + what).derive(common)
 
 
@@ -58,7 +54,7 @@ def unseal(key: bytes, sender: int, sealed: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(sender.to_bytes(12), sealed, None)
     except InvalidTag:
-        raise MaskingError(f"what site {sender} encrypted for this one was changed, or is of another round") from None
+        raise ProtocolError(f"what site {sender} encrypted for this one was changed, or is of another round") from None
 
 
 def signed(identity: Ed25519PrivateKey, site: int, keys: Keys) -> Keys:
@@ -69,7 +65,7 @@ def check_signature(site: int, keys: Keys) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(keys.identity).verify(keys.signature, _signed_bytes(site, keys))
     except (InvalidSignature, ValueError):
-        raise MaskingError(f"the keys of site {site} are not signed by its process: somebody changed them") from None
+        raise ProtocolError(f"the keys of site {site} are not signed by its process: somebody changed them") from None
 
 
 def _signed_bytes(site: int, keys: Keys) -> bytes:

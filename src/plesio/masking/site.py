@@ -6,7 +6,7 @@ the head, of each site, one of two secrets: the seed b if its numbers came, the 
 never gives its parts of both, nor anything where fewer than `threshold` numbers came. So numbers that come late, of a site that
 was taken for dead, stay masked by b.
 
-    keys -> shares -> mask -> open        each once; what does not fit raises MaskingError
+    keys -> shares -> mask -> open        each once; what does not fit raises ProtocolError
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from plesio.masking import shamir
 from plesio.masking.keys import (
-    MaskingError,
     add_mask,
     agreed,
     check_signature,
@@ -31,6 +30,7 @@ from plesio.masking.keys import (
     unseal,
 )
 from plesio.masking.words import AllKeys, Came, ForSite, Keys, Opened, Shares
+from plesio.protocol.coding import ProtocolError
 from plesio.strategy.answers import SecureSums
 
 Random = Callable[[int], bytes]
@@ -48,7 +48,7 @@ class Identities:
         for site, keys in told.keys.items():
             check_signature(site, keys)
             if self._known.setdefault((site, keys.life), keys.identity) != keys.identity:
-                raise MaskingError(
+                raise ProtocolError(
                     f"the key of site {site} is another than in the rounds before, and it is said to be the same process: "
                     "somebody takes its place"
                 )
@@ -76,9 +76,9 @@ class Site:
     def shares(self, told: AllKeys) -> Shares:
         """Parts of the two secrets, encrypted for each other site."""
         if why := self._secure.check_sites(len(told.keys)):
-            raise MaskingError(f"the head begins a round that there cannot be: {why}")
+            raise ProtocolError(f"the head begins a round that there cannot be: {why}")
         if self.me not in told.keys or replace(told.keys[self.me], life=0) != self.keys:
-            raise MaskingError("the head tells the others another key of this site, or none")
+            raise ProtocolError("the head tells the others another key of this site, or none")
         self._identities.check(told)
         self._others, self._context = told.keys, context_of(told.keys)
         places = [site + 1 for site in told.keys]
@@ -97,7 +97,7 @@ class Site:
         """The parts that the others have for it: they are the round from now on."""
         for site, sealed in told.sealed.items():
             if site not in self._others or site == self.me:
-                raise MaskingError(f"the head brings parts of site {site}, which said no keys")
+                raise ProtocolError(f"the head brings parts of site {site}, which said no keys")
             parts = unseal(self._agreed(self._sealing, self._others[site].sealing, b"parts"), site, sealed)
             self._parts[site] = parts[: shamir.PART_BYTES], parts[shamir.PART_BYTES :]
         self._check_enough(len(self._parts), "share keys")
@@ -107,7 +107,7 @@ class Site:
     def mask(self, numbers: np.ndarray) -> None:
         """Mask its numbers, which are words by now, in place."""
         if self._masked:
-            raise MaskingError("a mask is used once")
+            raise ProtocolError("a mask is used once")
         self._masked, words = True, numbers.view(np.uint32)
         add_mask(words, self._seed, 1)
         for site in self._parts.keys() - {self.me}:
@@ -118,7 +118,7 @@ class Site:
         """What the head needs to take the masks off the sum, and no more."""
         came = set(told.sites)
         if self._opened or not came <= self._parts.keys() or self.me not in came:
-            raise MaskingError(f"the head asks for what no sum needs: numbers of {sorted(came)} came, it says")
+            raise ProtocolError(f"the head asks for what no sum needs: numbers of {sorted(came)} came, it says")
         self._check_enough(len(came), "have sent their numbers")
         self._opened = True
         seeds = {site: self._parts[site][0] for site in came}
@@ -126,7 +126,7 @@ class Site:
 
     def _check_enough(self, sites: int, did: str) -> None:
         if sites < self._secure.threshold:
-            raise MaskingError(f"{sites} sites {did}, the threshold is {self._secure.threshold}, and the head goes on")
+            raise ProtocolError(f"{sites} sites {did}, the threshold is {self._secure.threshold}, and the head goes on")
 
     def _agreed(self, secret: bytes, other: bytes, what: bytes) -> bytes:
         return agreed(secret, other, self._context, what)

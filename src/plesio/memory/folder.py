@@ -159,8 +159,7 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
         + kept
         + strategy.correct.state_copies
         + min(1, held_by(strategy))
-        + (strategy.send.codec is not None)
-        + (strategy.send.secure is not None)
+        + (strategy.send.codec is not None or strategy.send.secure is not None)
     )
 
 

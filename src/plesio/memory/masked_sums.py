@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from plesio.core.events import Fold
 from plesio.masking.head import Head
-from plesio.masking.keys import MaskingError
 from plesio.masking.numbers import to_numbers, trained
 from plesio.masking.words import MASKING, Masked, Opened, Said, Told
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
@@ -50,19 +49,11 @@ class MaskedSums:
         self._head.lives.pop(worker, None)
 
     def came(self, worker: int, made: Contribution) -> None:
-        """A contribution, whose words it takes.
-
-        Raises:
-            ProtocolError: its worker may not say that.
-        """
+        """A contribution, whose words it takes; `ProtocolError`: its worker may not say that."""
         said = decode(bytes(made.riders.pop(MASKING, b"")))
         if made.steps and not isinstance(said, Opened):
             raise ProtocolError(f"worker {worker} sent steps with {type(said).__name__}")
-        try:
-            counts = self._head.hear(worker, said)
-        except MaskingError as error:
-            raise ProtocolError(str(error)) from None
-        self._open = True
+        counts, self._open = self._head.hear(worker, said), True
         if counts and isinstance(said, Masked):
             np.add(self._sum, trained(self._slots[worker]).view(np.uint32), out=self._sum)
 

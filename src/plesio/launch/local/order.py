@@ -167,11 +167,8 @@ class Order:
         assert self.hello is not None, "it contributes"
         specs = self.hello.model.specs
         fragments = self._strategy.send.fragments
-        if not (
-            0 <= (part := made.beside.part) < fragments
-            or part == ALL_PARTS
-            or (part == WORDS and self._strategy.send.secure)
-        ):
+        known = (ALL_PARTS,) if self._strategy.send.secure is None else (ALL_PARTS, WORDS)
+        if not (0 <= (part := made.beside.part) < fragments or part in known):
             raise ProtocolError(f"it sent part {part} of a model in {fragments} parts")
         if not all(0 <= one.tensor < len(specs) and fits(specs[one.tensor], one) for one in made.rows):
             raise ProtocolError("it sent rows of a tensor that is no table, or more than fit")
