@@ -180,6 +180,26 @@ def test_what_moves_further_than_clip_is_cut_off_and_told() -> None:
     )
 
 
+def rests(worker: ps.Worker) -> None:
+    """One of the sites has no step to tell of in the second round."""
+    model = build()
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for round in range(2):
+        for one in model.parameters():
+            one.grad = torch.full_like(one, 1.0 + worker.rank)
+        if worker.rank != 7 or round == 0:
+            optimizer.step()
+        worker.contribute(samples=1)
+
+
+@pytest.mark.filterwarnings("ignore:worker.contribute.samples=1. without an optimizer.step")
+def test_a_site_without_a_step_counts_for_nothing() -> None:
+    done, plain = run(ps.fedavg(secure=ps.SecureSums(5, 2.0)), rests), run(ps.fedavg(), rests)
+    assert done.version == 2
+    assert furthest(done, plain) < 2 * 2.0 * 2.0**-16
+    assert furthest_from(build().state_dict(), done, 0.45 + 0.4) < 2 * 2.0 * 2.0**-16
+
+
 def diverges_once(worker: ps.Worker) -> None:
     """One of the sites sends a NaN in the first round."""
     model = build()

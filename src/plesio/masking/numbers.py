@@ -27,7 +27,8 @@ def to_words(numbers: np.ndarray, clip: float, weight: float) -> float:
     if not weight:  # nothing was written there
         numbers.fill(0.0)
     np.clip(numbers, -clip, clip, out=numbers)
-    numbers *= np.float32(weight / clip * UNITS)
+    numbers /= np.float32(clip)
+    numbers *= np.float32(weight * UNITS)
     np.rint(numbers, out=numbers)
     numbers.view(np.int32)[:] = numbers
     return largest

@@ -34,9 +34,8 @@ class Word(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Keys(Word):
-    """Public keys: one to encrypt parts for this site (`sealing`), one to agree on masks with it (`masking`), and the one of its
-    process (`identity`), which signs the others. `life`: the head has another number for each process that
-    is at a site."""
+    """Public keys: to encrypt parts for this site (`sealing`), to agree on masks with it (`masking`), and of its process
+    (`identity`), which signs the others. `life`: the head says another number for each process that is at a site."""
 
     identity: Bytes32
     sealing: Bytes32
@@ -47,52 +46,42 @@ class Keys(Word):
 
 
 class Shares(Word):
-    """For each other site its parts. `commitment`: the hash of the seed, so that wrong parts of it are found out."""
+    """`commitment`: the hash of the seed, so that wrong parts of it are found out."""
 
     sealed: dict[int, Sealed]
     commitment: Bytes32
 
 
 class Masked(Word):
-    """Its masked numbers lie in its slot."""
+    pass
 
 
 class Opened(Word):
-    """Its parts of the seeds of sites that came, and of the masking keys of those that did not."""
-
     seeds: dict[int, Part]
     keys: dict[int, Part]
 
 
 class Outside(Word):
-    """It is not in the round under way, or no longer."""
+    pass
 
 
 class AllKeys(Word):
-    """Those of all sites of the round."""
-
     keys: dict[int, Keys]
 
 
 class ForSite(Word):
-    """What each other site sealed for this one."""
-
     sealed: dict[int, Sealed]
 
 
 class Came(Word):
-    """The sites whose numbers are in the sum."""
-
     sites: tuple[int, ...]
 
 
 class Wait(Word):
-    """The round under way is without this site."""
+    pass
 
 
 class GivenUp(Word):
-    """The round comes to nothing, and why."""
-
     why: str
 
 

@@ -48,7 +48,8 @@ class SecureExchange(ServerExchange):
                 f"worker {self.state.worker} took {self._steps} steps and says no samples: sites add up by samples; say "
                 "worker.contribute(samples=...)"
             )
-        opened = self._in_round(Site(self.state.worker, self.used.counted, self._sums, self._identities, os.urandom))
+        samples = self.used.counted if self._steps else 0  # else nothing lies in the slot
+        opened = self._in_round(Site(self.state.worker, samples, self._sums, self._identities, os.urandom))
         if opened is not None:
             self._said = opened
             super()._push(waits=True)
