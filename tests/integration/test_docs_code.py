@@ -72,6 +72,9 @@ def federated(code: str) -> None:
     if "secrets" in code:
         assert execute(code, {"ps": ps, "train": by_clients})["run"].version == 1
         return
+    if "SecureSums" in code:
+        nothing(code)
+        return
     few = code.replace("rounds=60", "rounds=2")
     dataset = torch.utils.data.TensorDataset(torch.randn(400, 4), torch.arange(400) % 4)
     dataset.targets = dataset.tensors[1]  # as torchvision's have
