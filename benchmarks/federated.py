@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import _federated_own
+import _federated_secure
 import plesio as ps
 from _federated_day import a_day
 from _federated_robust import robust
@@ -221,6 +222,7 @@ def main() -> None:
     )  # fmt: skip
     rows += _federated_own.rows(quick)
     rows += robust(quick, runs)
+    rows += _federated_secure.rows(runs, 5 if quick else 20)
     report(f"Federated rounds on {NAME}", rows, arguments.json)
 
 

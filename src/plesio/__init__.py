@@ -36,6 +36,7 @@ from plesio.strategy import Strategy as Strategy
 from plesio.strategy.answers import Krum as Krum
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
+from plesio.strategy.answers import SecureSums as SecureSums
 from plesio.strategy.answers import Steps as Steps
 from plesio.strategy.answers import TrimmedMean as TrimmedMean
 from plesio.strategy.recipes import recipe as recipe

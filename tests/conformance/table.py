@@ -30,6 +30,7 @@ from plesio.strategy.answers import (
     Polynomial,
     Privacy,
     Seconds,
+    SecureSums,
     Steps,
     TopK,
     TrimmedMean,
@@ -103,6 +104,7 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "combine": ["median", "trimmed_mean", "krum", TrimmedMean(0.1), Krum(2), Krum(keep=2)],
     "over": ["torch"],
     "privacy": [Privacy(clip=1.0, noise=1.0, delta=1e-5, per_round=10)],
+    "secure": [SecureSums(threshold=3, clip=0.1)],
 }
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
     "buffered": {"correct": ["plain"], "rows": ["with"]},

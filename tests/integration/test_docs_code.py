@@ -74,6 +74,9 @@ def federated(code: str) -> None:
         kept = partial(by_clients, state="keep" if "scaffold" in code else None)
         assert execute(code, {"ps": ps, "train": kept})["run"].version == 1
         return
+    if "SecureSums" in code:
+        nothing(code)
+        return
     if "charges" in code:
         phones = execute(code, {"ps": ps, "dataset": range(400), "split": [[k] for k in range(400)]})["phones"]
         assert {k % 24 for k in phones.drawn_at(0, 0, begun_s=12 * 3600.0)[0]} == {13, 14, 15, 16}

@@ -10,11 +10,11 @@ import msgspec
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every
+from plesio.strategy.answers import Every, SecureSums
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, auto, phases, recipe, usual_first
 
-Value = int | float | bool | str | Every
+Value = int | float | bool | str | Every | SecureSums
 
 _CALL = re.compile(r"\s*(\w[\w! -]*?)\s*(?:\((.*)\))?\s*", re.DOTALL)  # also a name that others have, such as Hogwild!
 _BEGINS = re.compile(r"\s*(\d+)\s*:")
@@ -106,10 +106,23 @@ def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:
 
 
 def _value(key: str, text: str) -> Value:
-    """A whole number, a number, true or false, or the text itself; for `every` steps or seconds."""
+    """A whole number, a number, true or false, or the text itself; for `every` steps or seconds; for `secure` THRESHOLD:CLIP."""
     if key == "every":
         return span(text)
+    if key == "secure":
+        return _secure(text)
     try:
         return msgspec.convert(text, int | float | bool, strict=False)
     except msgspec.ValidationError:
         return text.strip("'\"")
+
+
+def _secure(text: str) -> SecureSums:
+    threshold, _, clip = text.partition(":")
+    try:
+        numbers = int(threshold), float(clip)
+    except ValueError:
+        raise StrategyError(
+            f"secure={text}: write how many sites a round takes, and how far a parameter may move, such as secure=5:0.1"
+        ) from None
+    return SecureSums(*numbers)

@@ -270,6 +270,8 @@ class RunConfig:
             return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
         if self.strategy.send.privacy is not None:
             return "the noise of a fold that is done again would be drawn again; leave privacy or durability out"
+        if self.strategy.send.secure is not None:
+            return "what the sites of a round have agreed on dies with the server; leave secure or durability out"
         if self.servers > 1:
             return f"servers={self.servers}: what table servers are told goes on only with the server that told them; take one"
         if sys.platform != "linux":

@@ -268,6 +268,10 @@ class Participation(ABC):
             return ServerExchange(self.state, given.optimizer, ranked, *to_server)
         replicate = partial(self._replica, given, tensors, place)
         kind = ClientExchange if strategy.every.by_client else ServerExchange
+        if strategy.send.secure is not None:
+            from plesio.worker.exchanges.secure import SecureExchange  # the cryptography takes a while to import
+
+            kind = SecureExchange
         replica = replicate(strategy.phases[0])
         load_kernels(place.layout, strategy.phases[1:])
         exchange = kind(self.state, given.optimizer, replica, *to_server, replicate=replicate, brought=place.brought)

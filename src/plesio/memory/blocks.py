@@ -27,6 +27,7 @@ from rich.filesize import decimal
 
 from plesio.errors import ConfigurationError
 from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
+from plesio.masking.words import SITE_BYTES
 from plesio.memory.folder import state_copies
 from plesio.memory.master import state_layout
 from plesio.memory.publish import Versions
@@ -90,6 +91,7 @@ class Blocks:
         self._specs = [_specs_of(one, self.first, workers) for one in phases]
         self.turn_to(0)
         self._check_privacy()
+        self._check_secure()
         self._check_turns()
         for hello in hellos[1:]:
             self.check(hello)
@@ -150,6 +152,24 @@ class Blocks:
             raise ConfigurationError(
                 f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
                 "use layers without running statistics (GroupNorm in place of BatchNorm)"
+            )
+
+    def _check_secure(self) -> None:
+        if self.strategy.send.secure is None:
+            return
+        masked = {Kind.TRAINED: "float32"}
+        others = [
+            one.name for one in self.model.specs if one.kind is not Kind.FROZEN and masked.get(one.kind) != one.dtype
+        ]
+        if names := [*others, *self.tables]:
+            raise ConfigurationError(
+                f"secure=: masks are for parameters of float32, and {', '.join(names[:3])} would be sent as they are; use layers "
+                "without running statistics (GroupNorm in place of BatchNorm), in float32, and no tables"
+            )
+        if (words := SITE_BYTES * self.seats) > self.layout.nbytes:
+            raise ConfigurationError(
+                f"secure=: words of {self.seats} sites take {words} bytes, and must fit where the model does, in "
+                f"{self.layout.nbytes}; take fewer sites, or a larger model"
             )
 
     def check(self, hello: Hello) -> None:

@@ -162,7 +162,11 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     if strategy.adopt.looks_ahead and kept:
         return masters + kept + workers + held_by(strategy)
     return (
-        masters + kept + strategy.correct.state_copies + min(1, held_by(strategy)) + (strategy.send.codec is not None)
+        masters
+        + kept
+        + strategy.correct.state_copies
+        + min(1, held_by(strategy))
+        + (strategy.send.codec is not None or strategy.send.secure is not None)
     )
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -17,6 +17,7 @@ from plesio.core.events import Fold, Forget, Hold, Share, Show, Switch
 from plesio.errors import SharedMemoryError
 from plesio.host.memory import SharedBlock
 from plesio.host.recovery_log import RecoveryLog
+from plesio.masking.words import SITE_BYTES
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.folder import Folder, build_folder
@@ -27,6 +28,7 @@ from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import HASH
 from plesio.memory.surviving import Surviving
 from plesio.memory.taking_over import lost, one_for_all, take_over
+from plesio.protocol.payloads import WORDS
 from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
 from plesio.strategy.answers import Codec
 from plesio.tensors.after_step import Applied
@@ -39,6 +41,9 @@ from plesio.tensors.pieces import kept_keys
 from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
 from plesio.transport.held import Held
+
+if TYPE_CHECKING:
+    from plesio.memory.masked_sums import MaskedSums
 
 EVALUATOR, ENGINE = -1, -2
 """Readers that are no workers."""
@@ -63,7 +68,9 @@ class Machine(Memory):
         self._own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
-        self._one_by_one = blocks.layout.parts > 1 or len(blocks.phases) > 1  # contributions are not all as large
+        self._sums = _masked_sums(blocks)
+        several = blocks.layout.parts > 1 or len(blocks.phases) > 1
+        self._one_by_one = several or self._sums is not None  # contributions are not all as large
         self._number = [0] * blocks.seats  # of what each worker sent last; 0: nothing, or it is gone
         self._finite = [True] * blocks.seats  # whether that was
         self._among = blocks.workers  # who share learning rates
@@ -77,6 +84,8 @@ class Machine(Memory):
         strategy = self.blocks.strategy
         self.push_bytes = self._bytes_by(strategy.send.codec)
         self.answer_bytes = self._bytes_by(strategy.adopt.codec)
+        if strategy.send.secure is not None:
+            self.push_bytes[WORDS] = self.answer_bytes[WORDS] = SITE_BYTES * self.blocks.seats
 
     def _bytes_by(self, codec: Codec | None) -> dict[int, int]:
         """By part of the model."""
@@ -114,6 +123,9 @@ class Machine(Memory):
         return self.blocks.versions.buffers[self.blocks.versions.current]
 
     # Beginning
+
+    def take_news(self) -> str:
+        return self._sums.take_news() if self._sums is not None else ""
 
     @property
     def note(self) -> str:
@@ -197,6 +209,8 @@ class Machine(Memory):
             self._number[worker], self._finite[worker] = made.number, made.finite
             part = self._parts[worker] = made.beside.part
             self.part_bytes += self.push_bytes[part]
+            if self._sums is not None:
+                self._sums.came(worker, made)
         if made.rows or made.absent != self._absent[worker]:
             self._absent[worker] = made.absent
             self.folder.came(worker, of_bits(made.absent), made.rows)
@@ -213,12 +227,17 @@ class Machine(Memory):
         elif kind is Fold:
             if self._own is not None:
                 self._own.check(effect)
-            folder.fold(effect)
+            if self._sums is None:
+                folder.fold(effect)
+            elif (fold := self._sums.fold(effect)) is not None:
+                folder.fold(fold)
         elif kind is Hold:
             folder.hold(effect.worker, effect.weight)
         elif kind is Forget:
             folder.forget(effect.worker)
             self._number[effect.worker] = 0
+            if self._sums is not None:
+                self._sums.forget(effect.worker)
         elif kind is Share:
             folder.share_among(effect.workers)
             self._among = effect.workers
@@ -272,7 +291,7 @@ class Machine(Memory):
         if self._own is not None and isinstance(answer, Beginning):
             return Located(answer, MEANS)  # behind which the parameters lie
         if self._one_by_one and isinstance(answer, GoOn):
-            answer.part = self._parts[worker]
+            answer.part = self._parts[worker] if self._sums is None else self._sums.part(worker)
             self.part_bytes += self.answer_bytes[answer.part]
         return Located(answer, self._places[worker])
 
@@ -359,6 +378,8 @@ class Machine(Memory):
 
     def begin_anew(self) -> None:
         self.folder.begin_anew()
+        if self._sums is not None:
+            self._sums.begin()
         if self.rows is not None:
             self.rows.begin_anew()
 
@@ -437,3 +458,11 @@ class Machine(Memory):
 
     def lost(self, version: int) -> str:
         return self._own.lost(version) if self._own is not None else ""
+
+
+def _masked_sums(blocks: Blocks) -> MaskedSums | None:
+    if blocks.strategy.send.secure is None:
+        return None
+    from plesio.memory.masked_sums import MaskedSums  # the cryptography takes a while to import
+
+    return MaskedSums(blocks.strategy.send.secure, blocks.slots)

@@ -75,6 +75,10 @@ class Memory:
     def told(self, worker: int, made: Contribution) -> None:
         """A contribution lies in `worker`'s slot: what came with it."""
 
+    def take_news(self) -> str:
+        """What people should know, and nobody took yet; empty if there is nothing more."""
+        return ""
+
     def do(self, effect: Effect) -> None:
         """Carry out an effect.
 

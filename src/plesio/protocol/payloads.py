@@ -8,6 +8,7 @@
 | GoOn                       | what moves, or its packed difference; nothing if its step was cancelled |
 | GoOn that begins a phase   | all parameters                                                         |
 | (a frame of kind TENSORS)  | what moves                                                             |
+| either, of part WORDS      | no tensors; a GoOn has the words that lie in the worker's slot         |
 
 Of what is trained, a Contribution and a GoOn have the part of the model that they name. Rows of tables:
 `plesio.transport.row_payloads`.
@@ -20,6 +21,7 @@ An answer to a cancelled step comes unasked: with tensors, both sides might send
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from plesio.core.events import Verdict
@@ -30,6 +32,9 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.region import Region
 from plesio.tensors.rows import MOVING, spans_of
 
+WORDS = -2
+"""In place of the part of a model: an exchange of words (`plesio.masking`)."""
+WORDS_HEAD = struct.Struct("<I")
 Spans = Sequence[tuple[int, int]]
 
 
@@ -123,3 +128,15 @@ def copies(hello: Hello) -> int:
 
 def cut(memory: memoryview, spans: Spans) -> list[memoryview]:
     return [memory[start:end] for start, end in spans]
+
+
+def put_words(slot: memoryview, words: bytes) -> None:
+    """Lay what a worker is told into its slot."""
+    whole = WORDS_HEAD.pack(len(words)) + words
+    slot[: len(whole)] = whole
+
+
+def words_in(slot: memoryview, head: bool = False) -> memoryview:
+    """What lies there, or with the `head` before it."""
+    (size,) = WORDS_HEAD.unpack_from(slot)
+    return slot[0 if head else WORDS_HEAD.size : WORDS_HEAD.size + size]

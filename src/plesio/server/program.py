@@ -254,12 +254,17 @@ class Program:
         if self.begun:
             self.receive(events.Ticked(), now_s)
         self._recorder.keep(JournalWriter.flush)
+        self._tell_news()
         if self._keep_late:
             self.keep(now_s)
         if (
             self.begun and not self.stopping and self._checkpointer.due(now_s)
         ):  # who hears of the stop leaves a fold early
             self.keep(now_s)
+
+    def _tell_news(self) -> None:
+        while news := self.memory.take_news():
+            self.trouble(None, news)
 
     def stop(self, now_s: float) -> None:
         self.stopping, self._ended_s, self._asked_s = True, now_s, None
@@ -348,6 +353,7 @@ class Program:
         """The run ended in order: keep what is to be kept."""
         if not self.begun:
             return
+        self._tell_news()
         self.look()
         if lost := self.memory.lost(self.version):
             self.trouble(None, lost)
@@ -431,12 +437,12 @@ class Program:
             meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
         if self._checkpointer.counts:
             self._checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
+        memory.told(worker, made)
         if made.riders:
             self._told(worker, made.riders)
             coming = self._checkpointer.riders.turns(worker)
             if coming and self.states is not None:
                 self._coming[worker, incarnation, made.number] = coming
-        memory.told(worker, made)
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)

@@ -127,6 +127,8 @@ class Strategy:
             self._check_control()
         if self.combine.robust:
             self._check_robust()
+        if self.send.secure is not None:
+            self._check_secure()
         if self.send.fragments > 1 and self.every.by_client:
             self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
         if self.send.fragments > 1 and self.release.cancel_late:
@@ -190,8 +192,31 @@ class Strategy:
             self._refuse("combine", "via", "a server compares contributions; use via=Server()")
         if self.weigh != answers.Equal():
             self._refuse("combine", "weigh", "members count alike, whatever weight they say; use weigh=Equal()")
-        if self.send.codec is not None or self.send.privacy is not None:
-            self._refuse("combine", "send", "it compares plain numbers; leave codec and privacy out")
+        if self.send.codec is not None or self.send.privacy is not None or self.send.secure is not None:
+            self._refuse("combine", "send", "it compares plain numbers; leave codec, privacy and secure sums out")
+
+    def _check_secure(self) -> None:
+        """Nothing but the sum over the sites of a round is to be had."""
+        if not self.every.by_client:
+            self._refuse("send", "every", "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does")
+        whole = isinstance(self.gather, answers.Round) and self.gather.first is None and self.gather.deadline_s is None
+        if not whole:
+            why = "what is folded could be a single site's, and a secure sum is of all of a round; use fedavg, fedopt or fedprox"
+            self._refuse("send", "gather", why)
+        if self.weigh != answers.BySamples():
+            self._refuse("send", "weigh", "the sites weigh by samples before they add up; use weigh=BySamples()")
+        if self.send.codec is not None or self.adopt.codec is not None:
+            self._refuse(
+                "send", "adopt", "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out"
+            )
+        if self.send.fragments > 1 or self.adopt.late:
+            self._refuse(
+                "send", "adopt", "the sites of a round agree on masks for the whole; leave overlap and fragments out"
+            )
+        if self.send.privacy is not None:
+            self._refuse(
+                "send", "weigh", "the server would add the noise, and sees no client; leave privacy or secure out"
+            )
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -260,6 +285,8 @@ class Strategy:
                 f"{self.name}: a round of {self.gather.size(workers)} contributions, and {self.combine} needs at least "
                 f"{self.combine.needs}; start more workers, so that some may be missing"
             )
+        if self.send.secure is not None and (why := self.send.secure.check_sites(workers)):
+            raise StrategyError(f"{self.name}: {why}; give another threshold, or start more workers")
 
     @property
     def in_lock_step(self) -> bool:
@@ -342,7 +369,7 @@ MOVED_BY: dict[type, tuple[type, ...]] = {
 }
 """What moves the parameters by what was sent."""
 LATER = {
-    "control", "rows", "combine", "grace_s", "deadline_s", "least", "proximal", "privacy", "fragments", "over", "ahead"
+    "control", "rows", "combine", "grace_s", "deadline_s", "least", "proximal", "privacy", "secure", "fragments", "over", "ahead"
 }  # fmt: skip
 """Answers, and fields of answers, that came later. One that says what is done without it is not written."""
 ANSWERS = {
@@ -366,7 +393,7 @@ def _no_phase(one: Strategy) -> str:
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:
-    within = {"codec": get_args(answers.Codec), "privacy": (answers.Privacy,)}
+    within = {"codec": get_args(answers.Codec), "privacy": (answers.Privacy,), "secure": (answers.SecureSums,)}
     kinds = {kind.__name__: kind for kind in within.get(field) or get_args(ANSWERS[field])}
     values = {key: _answer(key, value) if isinstance(value, Mapping) else value for key, value in data.items()}
     kind = values.pop("is", None)

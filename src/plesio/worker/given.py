@@ -122,6 +122,11 @@ class Given:
             raise ConfigurationError(
                 "ps.scaffold is for clients that keep a control variate: give prepare ps.Clients(..., state='keep')"
             )
+        if self.clients and exchange.secure:
+            raise ConfigurationError(
+                "ps.Clients and secure=: clients of one process cannot hide from it; secure sums are between sites, each with a "
+                "loop over data of its own that says worker.contribute(samples=...)"
+            )
         if self.loaders and exchange.by_client:
             raise ConfigurationError(
                 "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "

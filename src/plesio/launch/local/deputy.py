@@ -31,7 +31,7 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
-from plesio.protocol.payloads import Payloads, cut, payloads_of
+from plesio.protocol.payloads import WORDS, Payloads, cut, payloads_of, words_in
 from plesio.tensors.arena import Arena
 from plesio.tensors.rows import in_range
 from plesio.transport.channel import HEAD, Channel, ChannelClosedError
@@ -208,6 +208,8 @@ class Deputy(StandIn):
         packed = self._payloads.is_packed(answer)
         shown = self._ring.packed(self._shown_at) if packed else self._ring.buffers[self._shown_at]
         payload = cut(shown.read, self._payloads.spans(answer))
+        if isinstance(answer, messages.GoOn) and answer.part == WORDS:
+            payload = [words_in(self._slot, head=True)]
         if answer.phase != self._payloads.phase:
             self._payloads = self._payloads.turned_to(answer.phase)
         self._session.send(FrameKind.ANSWER, PLACE.pack(self._shown_at) + body, payload)

@@ -26,7 +26,7 @@ from plesio.launch.local.deputy_rows import DeputyRows
 from plesio.protocol import launcher, remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
-from plesio.protocol.payloads import copies
+from plesio.protocol.payloads import WORDS, copies
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS, Kind, Layout, TensorSpec
 from plesio.tensors.cut import cut
@@ -167,7 +167,8 @@ class Order:
         assert self.hello is not None, "it contributes"
         specs = self.hello.model.specs
         fragments = self._strategy.send.fragments
-        if not (0 <= (part := made.beside.part) < fragments or part == ALL_PARTS):
+        known = (ALL_PARTS,) if self._strategy.send.secure is None else (ALL_PARTS, WORDS)
+        if not (0 <= (part := made.beside.part) < fragments or part in known):
             raise ProtocolError(f"it sent part {part} of a model in {fragments} parts")
         if not all(0 <= one.tensor < len(specs) and fits(specs[one.tensor], one) for one in made.rows):
             raise ProtocolError("it sent rows of a tensor that is no table, or more than fit")

@@ -14,7 +14,7 @@ from plesio.launch.remote.link import Link, Reseated
 from plesio.launch.remote.rows import RemoteRows
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
-from plesio.protocol.payloads import Payloads, cut
+from plesio.protocol.payloads import WORDS, Payloads, cut
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
@@ -217,6 +217,8 @@ class RemoteBell:
             return self._into
         (self.place,) = PLACE.unpack_from(frame.body)
         self._came = answer = decode_answer(frame.body[PLACE.size :])
+        if isinstance(answer, GoOn) and answer.part == WORDS:
+            return [self._slot[: frame.payload_bytes]]
         into = self._packed.bytes if self._payloads.is_packed(answer) else self._ring
         return cut(into, self._payloads.spans(answer))
 

@@ -44,6 +44,10 @@ def strategy_of(journal: Journal) -> Strategy:
             f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "
             "replay it could take it off"
         )
+    if strategy.send.secure is not None:
+        raise ReplayError(
+            f"{journal.path}: under {strategy.name} nobody knows what a single site sent, so that a replay could not add it up"
+        )
     return strategy
 
 

@@ -12,5 +12,6 @@ from plesio.strategy.answers.combine import *
 from plesio.strategy.answers.fold import *
 from plesio.strategy.answers.privacy import *
 from plesio.strategy.answers.release import *
+from plesio.strategy.answers.secure import *
 from plesio.strategy.answers.weigh import *
 from plesio.strategy.answers.work import *

@@ -9,6 +9,7 @@ from plesio.errors import StrategyError
 from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
 from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 from plesio.strategy.answers.privacy import Privacy
+from plesio.strategy.answers.secure import SECURE_OR_NONE, SecureSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ class Gradient(Answer):
 
     codec: ClassVar[None] = None
     privacy: ClassVar[None] = None
+    secure: ClassVar[None] = None
     words: ClassVar[str] = "gradient"
 
 
@@ -206,6 +208,7 @@ class Parameters(Answer):
     stepped: ClassVar[bool] = True
     codec: ClassVar[None] = None
     privacy: ClassVar[None] = None
+    secure: ClassVar[None] = None
     words: ClassVar[str] = "parameters"
 
 
@@ -216,6 +219,7 @@ class Delta(Answer):
 
     With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next.
     With `privacy` each client's is clipped, and the server adds noise to their sum.
+    With `secure` it sees the sum over sites alone.
 
     With `fragments` the model is in so many parts of whole tensors, and an exchange is of one part, both ways: each in its turn
     (Douillard et al. 2025, arXiv 2501.18512). The worker goes on with the other parts from where it is. Its last exchange is of
@@ -229,6 +233,7 @@ class Delta(Answer):
     privacy: Privacy | None = field(default=None, repr=False)
     fragments: Annotated[int, COUNT] = field(default=1, repr=False)
     control: bool = field(default=False, repr=False)
+    secure: Annotated[SecureSums | None, SECURE_OR_NONE] = field(default=None, repr=False)
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
@@ -237,6 +242,8 @@ class Delta(Answer):
             return f"delta, {self.privacy}"
         if self.control:
             return "delta, control variates"
+        if self.secure is not None:
+            return f"delta, in a secure sum of {self.secure}"
         name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
         if self.codec is None:
             return name

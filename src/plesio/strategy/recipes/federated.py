@@ -11,7 +11,19 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Average, Buffer, Clients, Codec, Combine, Fresh, Outer, Polynomial, Privacy, Weigh
+from plesio.strategy.answers import (
+    Average,
+    Buffer,
+    Clients,
+    Codec,
+    Combine,
+    Fresh,
+    Outer,
+    Polynomial,
+    Privacy,
+    SecureSums,
+    Weigh,
+)
 from plesio.strategy.answers.answer import COUNT_OR_NONE, POSITIVE, POSITIVE_OR_NONE
 from plesio.strategy.answers.combine import COMBINES
 from plesio.strategy.recipes.asynchronous import WEIGHTS
@@ -43,6 +55,7 @@ def fedavg(
     clients_wanted: int | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
     combine: str | Combine = "mean",
     overlap: bool = False,
 ) -> Strategy:
@@ -60,6 +73,7 @@ def fedavg(
         clients_wanted: of sites: a version is made when so many have come, or at the deadline; None: of all that are there.
         codec: as in `diloco`.
         privacy: differential privacy for clients, who then count alike, whatever samples they have.
+        secure: the head sees the sum over the sites of a round alone; not with `ps.Clients`, `first`, a codec or `privacy`.
         combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
             `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. Not with `first`, nor with `ps.Clients`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
@@ -68,7 +82,7 @@ def fedavg(
 
     Raises:
         StrategyError: a number of clients is no whole number of at least 1, `deadline_s` no number above 0, `late` neither, one
-            of these lacks another; an unknown codec or `combine`.
+            of these lacks another; an unknown codec or `combine`; or what cannot be together.
 
     >>> fedavg().answers()["every"], fedavg(first=8).answers()["gather"]
     ('by client', 'buffer of 8')
@@ -80,13 +94,13 @@ def fedavg(
     one = known_as("combine", combine, COMBINES)
     sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     settings = {"first": first, "deadline_s": deadline_s, "late": late, **sites, "combine": word(one, COMBINES)}
-    name = call(fedavg, **settings, codec=codec, privacy=privacy, overlap=overlap)
+    name = call(fedavg, **settings, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
     if first is None:
         if late != "keep" and deadline_s is None:
             raise StrategyError(
                 f"{name}: a round waits for all of its clients, and none is late; give first, or deadline_s"
             )
-        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy), sites, late)
+        return _rounds(name, 0.0, MEAN, one, _sent(codec, overlap, privacy, secure), sites, late)
     if clients_min is not None or clients_wanted is not None:
         raise StrategyError(
             f"{name}: first is of ps.Clients, clients_min and clients_wanted are of sites; leave one out"
@@ -94,7 +108,7 @@ def fedavg(
     return Strategy(
         name=name,
         every=Clients(),
-        **_sent(codec, overlap, privacy),
+        **_sent(codec, overlap, privacy, secure),
         admit=answers.Everything() if late == "keep" else Fresh(within=0),
         weigh=answers.BySamples(0.5 if late == "keep" else 0.0),
         gather=Buffer(first, deadline_s),
@@ -112,6 +126,7 @@ def fedopt(
     deadline_s: float | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
     combine: str | Combine = "mean",
     overlap: bool = False,
 ) -> Strategy:
@@ -123,7 +138,7 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        clients_min, clients_wanted, deadline_s, privacy, combine, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, secure, combine, overlap: as in `fedavg`.
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -137,8 +152,8 @@ def fedopt(
     one = known_as("combine", combine, COMBINES)
     sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     settings = {"optimizer": optimizer, "lr": lr, **sites, "combine": word(one, COMBINES)}
-    name = call(fedopt, **settings, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy), sites)
+    name = call(fedopt, **settings, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
+    return _rounds(name, 0.0, outer, one, _sent(codec, overlap, privacy, secure), sites)
 
 
 def fedprox(
@@ -149,6 +164,7 @@ def fedprox(
     deadline_s: float | None = None,
     codec: str | Codec | None = None,
     privacy: Privacy | None = None,
+    secure: SecureSums | None = None,
     combine: str | Combine = "mean",
     overlap: bool = False,
 ) -> Strategy:
@@ -160,7 +176,7 @@ def fedprox(
     Args:
         mu: how strong the pull is.
         codec: as in `diloco`.
-        clients_min, clients_wanted, deadline_s, privacy, combine, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, secure, combine, overlap: as in `fedavg`.
 
     Source: Li et al. 2020, arXiv 1812.06127.
 
@@ -173,8 +189,8 @@ def fedprox(
     one = known_as("combine", combine, COMBINES)
     sites = {"clients_min": clients_min, "clients_wanted": clients_wanted, "deadline_s": deadline_s}
     settings = {"mu": mu, "combine": word(one, COMBINES)}
-    name = call(fedprox, **settings, **sites, codec=codec, privacy=privacy, overlap=overlap)
-    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy), sites)
+    name = call(fedprox, **settings, **sites, codec=codec, privacy=privacy, secure=secure, overlap=overlap)
+    return _rounds(name, mu, MEAN, one, _sent(codec, overlap, privacy, secure), sites)
 
 
 def scaffold(*, lr: float = 1.0) -> Strategy:
@@ -231,10 +247,12 @@ def _rounds(
     return replace(whole, gather=gather, admit=Fresh(within), weigh=weigh)
 
 
-def _sent(codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None) -> dict[str, Any]:
+def _sent(
+    codec: str | Codec | None, overlap: bool, privacy: Privacy | None = None, secure: SecureSums | None = None
+) -> dict[str, Any]:
     """What is sent, and what is taken back."""
     both = packed(codec, overlap or False)
-    return both | {"send": replace(both["send"], privacy=privacy)}
+    return both | {"send": replace(both["send"], privacy=privacy, secure=secure)}
 
 
 def fedbuff(

@@ -49,7 +49,7 @@ class Exchange:
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
         by_client: whether clients' ends are what is exchanged at, not steps.
-        private: whether what leaves this worker is noised.
+        private: whether what leaves this worker is noised; secure: the server sees it in a sum alone.
         sums: whether control variates travel, and what clients moved is added up.
         late: whether the worker goes on while an answer travels.
         rows: the model's tables, if it has any.
@@ -73,7 +73,7 @@ class Exchange:
     counts = False
     by_client = False
     shares_parameters = False
-    private = sums = False
+    private = secure = sums = False
     late = False
     any_optimizer = False
     stepping = False

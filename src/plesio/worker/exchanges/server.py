@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
-from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn
+from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn, Riding
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.arena import ALL_PARTS, Kind
@@ -289,7 +289,7 @@ class ServerExchange(Exchange):
                 rows=self.replica.rows,
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
-                riders=self.state.riders.take(self),
+                riders=self._riders(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
                 aside=aside,
@@ -309,6 +309,9 @@ class ServerExchange(Exchange):
         if self._own is not None:
             self._own.answered(self._number - 1)
         self._go_on(answer, self._begins_anew(answer))
+
+    def _riders(self) -> Riding:
+        return self.state.riders.take(self)
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""

@@ -23,7 +23,8 @@ def replica_for(strategy: Strategy, device: torch.device) -> Callable[..., Repli
         return partial(BlendingReplica, alpha=strategy.adopt.alpha)  # type: ignore[union-attr]
     if strategy.send.differs:
         send: Delta = strategy.send  # type: ignore[assignment]
-        private = send.privacy is not None or send.control  # corrected, what had no gradient moves, too
+        # corrected or masked, what had no gradient moves, too
+        private = send.privacy is not None or send.control or send.secure is not None
         kind = DeltaReplica if send.fragments == 1 else PartedReplica
         return partial(kind, codec=send.codec, feedback=send.feedback, private=private)
     if strategy.send.stepped:

@@ -43,6 +43,7 @@ class Replica:
         rows: of tables, in a contribution of gradients.
         finite: on a device, a flag there: whether the gradients of all steps since the last version were; None: it has no step.
         writes: what the loop wrote since then.
+        slot: where its contributions lie, for the server.
         settle: before anything is said to the server: the version is copied, and may be overwritten; None: copies wait.
     """
 
@@ -79,7 +80,7 @@ class Replica:
         self._made = Arena.private(layout) if overwritten else None
         self.writes = Writes(model, layout, self.tensors, ring.seen)
         self.ring = ring
-        self._sent = slot
+        self.slot = self._sent = slot
         self._checks: dict[frozenset[int], FiniteCheck] = {}
         kinds = (Kind.FROZEN, Kind.BUFFER) if ring.in_place else self.copies
         self._copied = kinds

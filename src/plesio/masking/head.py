@@ -1,0 +1,153 @@
+"""The head's part of rounds. It brings sites together, and sees sums alone.
+
+Theory. A round has four phases. In each of them every site says something; `close` ends the phase, when all have spoken that are
+still there. Whoever did not speak is out of the round, alive or dead.
+
+| phase  | may speak              | `close` with at least `threshold` of them | with fewer |
+| ------ | ---------------------- | ------------------------------------------ | ---------- |
+| keys   | anybody                | AllKeys -> shares                          | GivenUp    |
+| shares | who said keys          | ForSite -> sum                             | GivenUp    |
+| sum    | who shared             | Came    -> open                            | GivenUp    |
+| open   | whose numbers came     | the sum -> keys                            | GivenUp    |
+
+Promises, which tests check by random runs: whoever drops out, and when, the sum is that of the sites whose numbers came; of no
+site do two secrets become known; below `threshold` none does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from plesio.masking import shamir
+from plesio.masking.keys import add_mask, agreed, commitment, context_of, public
+from plesio.masking.words import (
+    AllKeys,
+    Came,
+    ForSite,
+    GivenUp,
+    Keys,
+    Masked,
+    Opened,
+    Outside,
+    Said,
+    Shares,
+    Told,
+    Wait,
+)
+from plesio.protocol.coding import ProtocolError
+from plesio.strategy.answers import SecureSums
+
+
+class Phase(IntEnum):
+    KEYS = 0
+    SHARES = 1
+    SUM = 2
+    OPEN = 3
+
+
+KINDS = {Phase.KEYS: Keys, Phase.SHARES: Shares, Phase.SUM: Masked, Phase.OPEN: Opened}
+DID = ("", "shared them", "sent their numbers", "opened the sum")
+
+
+class Head:
+    """Of rounds under `secure`. `why`: the last phase that was closed gave its round up, and why."""
+
+    def __init__(self, secure: SecureSums) -> None:
+        self._secure, self.why = secure, ""
+        self.lives = defaultdict[int, int](partial(secrets.randbits, 62))
+        """Another number for each process that is at a site."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins, whatever was before."""
+        self.phase = Phase.KEYS
+        self._inside: set[int] | None = None  # who may speak; None: anybody
+        self._spoke: dict[int, Any] = {}
+        self._outside: set[int] = set()
+
+    def hear(self, site: int, said: Said) -> bool:
+        """A site speaks; whether it counts. `ProtocolError`: it is not what it may say."""
+        if not isinstance(said, KINDS[self.phase]) or (self._inside is not None and site not in self._inside):
+            if not isinstance(said, Keys | Outside):  # of a newcomer, or of one that dropped out
+                raise ProtocolError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
+            self._outside.add(site)
+            return False
+        others = isinstance(said, Shares) and said.sealed.keys() != self._inside - {site}
+        opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
+        if others or opens or site in self._spoke:
+            raise ProtocolError(
+                f"site {site} said {type(said).__name__} of other sites than are in this round, or again"
+            )
+        self._spoke[site] = said
+        return True
+
+    def close(self) -> Mapping[int, Told]:
+        """All have spoken: what each of them is told."""
+        spoke, outside = self._spoke, self._outside
+        self.why = self._why_not(spoke)
+        if self.why or self.phase is Phase.OPEN:  # no fold came: nobody has trained
+            self.begin()
+            return dict.fromkeys([*spoke, *outside], GivenUp(self.why)) if self.why else {}
+        told = self._answers() | dict.fromkeys(outside, Wait())
+        self._inside, self._spoke, self._outside = set(spoke), {}, set()
+        self.phase = Phase(self.phase + 1)
+        return told
+
+    def _why_not(self, spoke: Mapping[int, Said]) -> str:
+        if self.phase is Phase.KEYS:
+            return self._secure.check_sites(len(spoke))
+        if len(spoke) >= self._secure.threshold:
+            return ""
+        of = len(self._inside or ())
+        return f"{len(spoke)} of {of} sites {DID[self.phase]}, and it takes {self._secure.threshold}"
+
+    def _answers(self) -> dict[int, Told]:
+        spoke = self._spoke
+        if self.phase is Phase.KEYS:
+            self._keys: dict[int, Keys] = {site: replace(keys, life=self.lives[site]) for site, keys in spoke.items()}
+            return dict.fromkeys(spoke, AllKeys(self._keys))
+        if self.phase is Phase.SHARES:
+            self._shares: dict[int, Shares] = spoke
+            parts = [(site, said.sealed) for site, said in spoke.items()]
+            return {one: ForSite({site: sealed[one] for site, sealed in parts if site != one}) for one in spoke}
+        self._came, self._dropped = set(spoke), self._shares.keys() - spoke.keys()
+        return dict.fromkeys(spoke, Came(tuple(sorted(spoke))))
+
+    @property
+    def share(self) -> float:
+        """The part of the samples of the round whose numbers came."""
+        came, shared = (sum(self._keys[site].samples for site in sites) for sites in (self._came, self._shares))
+        return came / shared if shared else 0.0
+
+    def unmask(self, words: np.ndarray) -> str:
+        """Take the masks off the sum; the round is over. Why that cannot be: nothing of it is known then."""
+        opened = dict(list(self._spoke.items())[: self._secure.threshold])
+        try:
+            why = self._why_not(opened) or self._unmask(words, opened)
+        except ProtocolError as error:
+            why = str(error)
+        self.begin()
+        return why
+
+    def _unmask(self, words: np.ndarray, opened: Mapping[int, Opened]) -> str:
+        context = context_of(self._keys)
+        for site in self._came:
+            seed = shamir.join({by + 1: said.seeds[site] for by, said in opened.items()})
+            if commitment(seed) != self._shares[site].commitment:
+                return f"the parts of the seed of site {site} do not fit"
+            add_mask(words, seed, -1)
+        for site in self._dropped:
+            key = shamir.join({by + 1: said.keys[site] for by, said in opened.items()})
+            if public(key) != self._keys[site].masking:
+                return f"the parts of the key of site {site} do not fit"
+            for other in self._came:  # it had added, or taken off, what it has in common with the one that is missing
+                add_mask(words, agreed(key, self._keys[other].masking, context, b"mask"), -1 if site > other else 1)
+        return ""

@@ -1,0 +1,122 @@
+"""Through the server, which sees sums over sites alone (`plesio.masking`).
+
+A round is four exchanges, of which the last one has the steps, and is answered with the next version:
+
+    keys ->  <- all keys    shares ->  <- shares    masked numbers ->  <- who came    what opens the sum ->  <- version
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from plesio.errors import ConfigurationError
+from plesio.masking.numbers import to_words, trained
+from plesio.masking.site import Identities, Site
+from plesio.masking.words import MASKING, AllKeys, Came, ForSite, GivenUp, Masked, Opened, Outside, Said, Told, Wait
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.payloads import WORDS, words_in
+from plesio.protocol.worker import Aside, Contribution, GoOn, Riding
+from plesio.tensors.arena import ALL_PARTS
+from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.warn import warn, warn_not_finite
+
+decode: Callable[[bytes], Told] = decoder_of(Told)
+
+
+@dataclass(eq=False)
+class SecureExchange(ServerExchange):
+    """One site's part of rounds with secure sums."""
+
+    secure = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.strategy.send.secure is not None, "else there is another exchange"
+        self._sums = self.strategy.send.secure
+        self._identities = Identities(os.urandom)
+        self._is_usual = False
+        self._said: Said = Outside()
+        self._clipped = False  # and the user was told
+
+    def _push(self, waits: bool = False, whole: bool = False) -> None:
+        if self._steps and not self.used.counted:
+            raise ConfigurationError(
+                f"worker {self.state.worker} took {self._steps} steps and says no samples: sites add up by samples; say "
+                "worker.contribute(samples=...)"
+            )
+        samples = self.used.counted if self._steps else 0  # else nothing lies in the slot
+        opened = self._in_round(Site(self.state.worker, samples, self._sums, self._identities, os.urandom))
+        if opened is not None:
+            self._said = opened
+            super()._push(waits=True)
+
+    def _in_round(self, site: Site) -> Opened | None:
+        """Send the masked numbers; what opens the sum, if this site is to say it."""
+        told = self._say(site.keys)
+        if isinstance(told, AllKeys):
+            told = self._say(site.shares(told))
+        if isinstance(told, ForSite):
+            site.take(told)
+            told = self._say_numbers(site)
+        if isinstance(told, Came):
+            return site.open(told)
+        while isinstance(told, Wait):
+            told = self._say(Outside())
+        if isinstance(told, GivenUp):
+            warn(
+                f"the secure sum of this round was given up, and nothing of it is known: {told.why}; train on for the next"
+            )
+        return None
+
+    def _say_numbers(self, site: Site) -> Told | None:
+        finite = self._finite and super()._fill_slot()
+        if self.replica.settle is not None:
+            self.replica.settle()
+        if not finite:
+            warn_not_finite(self.state.worker)
+            return self._say(Outside(), finite=False)
+        numbers = trained(self.replica.slot)
+        largest = to_words(numbers, self._sums.clip, site.weight)
+        if largest > self._sums.clip and not self._clipped:
+            self._clipped = True
+            warn(
+                f"a parameter moved by {largest:.3g} in a round, and is cut off at clip={self._sums.clip:g}: others may be, too"
+            )
+        site.mask(numbers)
+        return self._say(Masked(), ALL_PARTS)
+
+    def _say(self, said: Said, part: int = WORDS, finite: bool = True) -> Told | None:
+        """Exchange words; None: the round is over for this site, which goes on from a version."""
+        self._said = said
+        self._keep_own()
+        made = Contribution(
+            self._number, 0, finite=finite, riders=self._riders(), worked_s=self._worked_s(), aside=Aside(part=part)
+        )
+        self.doorbell.send(made)
+        try:
+            answer = self.doorbell.answer(GoOn, self.timeout_s, self._number, self.state.version, self._next)
+        except SeatLostError as lost:
+            self.begin(lost)
+            return None
+        self._exchanged_s, self.used.waited_s = self.pacer.now_s(), 0.0
+        told = decode(bytes(words_in(self.replica.slot.bytes))) if answer.part == WORDS else None
+        if told is None or isinstance(told, GivenUp):
+            self.used()
+            self._go_on(answer, self._begins_anew(answer))
+            self.taken = False
+            self.state.discarded += 1
+        return told
+
+    def _riders(self) -> Riding:
+        return {**super()._riders(), MASKING: msgspec.Raw(encode(self._said))}
+
+    def _said_aside(self, waits: bool, whole: bool) -> Aside:
+        return Aside(part=WORDS)
+
+    def _fill_slot(self) -> bool:
+        """With what opens the sum no tensors go."""
+        return True

@@ -1,0 +1,333 @@
+"""Secure sums: whoever drops out, and when, the head gets the sum of those whose numbers came, and of no site anything else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from msgspec.structs import replace
+
+import plesio as ps
+from plesio.masking import shamir
+from plesio.masking.head import Head, Phase
+from plesio.masking.keys import add_mask
+from plesio.masking.numbers import to_numbers, to_words
+from plesio.masking.site import Identities, Site
+from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Shares, Told, Wait
+from plesio.protocol.coding import ProtocolError
+
+CLIP = 2.0
+UNIT = CLIP * 2.0**-16
+SECURE = ps.SecureSums(threshold=5, clip=CLIP)
+
+
+class Sites:
+    """Sites and their head, with all that the head hears; `drops`: by phase, the sites that are gone before they speak in it."""
+
+    def __init__(self, sites: int = 8, secure: ps.SecureSums = SECURE, words: int = 40) -> None:
+        rng = np.random.default_rng(sites)
+        self.head, self.secure = Head(secure), secure
+        self.identities = [Identities(os.urandom) for _ in range(sites)]
+        self.samples = {site: 10 + 7 * site for site in range(sites)}
+        self.moved = {site: rng.normal(scale=0.7, size=words).astype(np.float32) for site in range(sites)}
+        self.heard: dict[Phase, dict[int, Any]] = {phase: {} for phase in Phase}
+        self.masked: dict[int, np.ndarray] = {}
+        self.sum = np.zeros(words, np.uint32)
+
+    def round(self, drops: dict[Phase, set[int]] | None = None) -> np.ndarray | str:
+        """The mean of those whose numbers came, or why there is none."""
+        drops = drops or {}
+        self.sites = {
+            site: Site(site, self.samples[site], self.secure, self.identities[site], os.urandom)
+            for site in self.samples
+        }
+        self.alive = set(self.sites)
+        self.sum[:] = 0
+        for phase, say in zip(Phase, (self._keys, self._shares, self._numbers, self._opened), strict=True):
+            self.alive -= drops.get(phase, set())
+            self.heard[phase] = {}
+            for site in sorted(self.alive):
+                said = self.heard[phase][site] = say(site)
+                assert self.head.hear(site, said)
+            if phase is not Phase.OPEN:
+                self.told = self.head.close()
+                if self.head.why:
+                    assert all(isinstance(one, GivenUp) for one in self.told.values())
+                    return self.head.why
+        share = self.head.share
+        if why := self.head.unmask(self.sum):
+            return why
+        mean = np.empty(len(self.sum), np.float32)
+        to_numbers(self.sum, CLIP, share, mean)
+        return mean
+
+    def _keys(self, site: int) -> Keys:
+        return self.sites[site].keys
+
+    def _shares(self, site: int) -> Any:
+        told = self.told[site]
+        assert isinstance(told, AllKeys)
+        return self.sites[site].shares(told)
+
+    def _numbers(self, site: int) -> Masked:
+        told = self.told[site]
+        assert isinstance(told, ForSite)
+        self.sites[site].take(told)
+        numbers = self.moved[site].copy()
+        to_words(numbers, CLIP, self.sites[site].weight)
+        self.sites[site].mask(numbers)
+        self.masked[site] = numbers.view(np.uint32)
+        np.add(self.sum, self.masked[site], out=self.sum)
+        return Masked()
+
+    def _opened(self, site: int) -> Opened:
+        told = self.told[site]
+        assert isinstance(told, Came)
+        return self.sites[site].open(told)
+
+    def mean(self, came: set[int]) -> np.ndarray:
+        """As it is computed by who sees all numbers."""
+        total = sum(self.samples[site] for site in came)
+        return sum(self.samples[site] / total * self.moved[site].clip(-CLIP, CLIP).astype(float) for site in came)
+
+
+# Shares of a secret
+
+
+@given(some.data(), some.binary(min_size=32, max_size=32), some.integers(2, 9))
+def test_any_threshold_parts_give_the_secret_back_and_one_less_do_not(data: Any, secret: bytes, threshold: int) -> None:
+    coefficients = data.draw(
+        some.lists(some.integers(1, shamir.PRIME - 1), min_size=threshold - 1, max_size=threshold - 1)
+    )
+    places = data.draw(some.sets(some.integers(1, 200), min_size=threshold, max_size=threshold + 4))
+    parts = shamir.split(secret, places, coefficients)
+    chosen = data.draw(some.permutations(sorted(places)))[:threshold]
+    assert shamir.join({place: parts[place] for place in chosen}) == secret
+    assert shamir.join({place: parts[place] for place in chosen[:-1]}) != secret  # but for a chance of 2^-256
+
+
+def test_fewer_parts_than_the_threshold_go_with_every_secret() -> None:
+    """For whatever secret there is a polynomial through one part of two."""
+    part = shamir.split(b"a" * 32, [3], [12345])[3]
+    other = (int.from_bytes(part) - int.from_bytes(b"b" * 32)) * pow(3, -1, shamir.PRIME) % shamir.PRIME
+    assert shamir.split(b"b" * 32, [3], [other])[3] == part
+
+
+def test_the_field_is_prime() -> None:
+    """By Miller and Rabin."""
+    odd, twos = shamir.PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+        x = pow(base, odd, shamir.PRIME)
+        assert x in (1, shamir.PRIME - 1) or any(pow(x, 2**k, shamir.PRIME) == shamir.PRIME - 1 for k in range(twos))
+
+
+# The sum
+
+
+@settings(max_examples=12, deadline=None)
+@given(some.lists(some.sampled_from([None, *Phase]), min_size=8, max_size=8))
+def test_the_sum_is_right_or_given_up_and_of_no_site_two_secrets_become_known(gone: list[Phase | None]) -> None:
+    """`gone`: in which phase each site is lost, if it is."""
+    sites = Sites()
+    drops = {phase: {site for site, when in enumerate(gone) if when is phase} for phase in Phase}
+    mean = sites.round(drops)
+    left = [{site for site, when in enumerate(gone) if when is None or when > phase} for phase in Phase]
+    enough = all(len(one) >= SECURE.threshold for one in left)
+    assert isinstance(mean, str) is not enough
+    if isinstance(mean, str):
+        assert str(SECURE.threshold) in mean
+    else:
+        assert np.abs(mean - sites.mean(left[Phase.SUM])).max() < UNIT
+    opened = list(sites.heard[Phase.OPEN].values())
+    for site in range(8):
+        seeds, keys = sum(site in one.seeds for one in opened), sum(site in one.keys for one in opened)
+        assert min(seeds, keys) == 0
+        assert enough or max(seeds, keys) < SECURE.threshold
+    assert not isinstance(sites.round(), str), "the next round goes on"
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_two_of_eight_sites_drop_out_in_each_phase(phase: Phase) -> None:
+    sites = Sites(words=10_000)
+    mean = sites.round({phase: {2, 7}})
+    came = set(range(8)) if phase is Phase.OPEN else set(range(8)) - {2, 7}
+    assert np.abs(mean - sites.mean(came)).max() < UNIT
+
+
+def test_the_largest_numbers_that_clip_allows_do_not_wrap_around() -> None:
+    sites = Sites()
+    for site in sites.moved:
+        sites.moved[site][:] = [-9.0, 9.0] * 20
+    assert list(sites.round()) == pytest.approx([-CLIP, CLIP] * 20, abs=UNIT)
+
+
+def test_a_site_without_samples_takes_part_and_weighs_nothing() -> None:
+    sites = Sites()
+    sites.samples[3] = 0
+    assert np.abs(sites.round() - sites.mean(set(range(8)) - {3})).max() < UNIT
+
+
+def test_what_the_head_hears_of_a_site_says_nothing_of_its_numbers() -> None:
+    """Masked words are uniform, and the same numbers are masked to others each time; a late one stays masked by the seed."""
+    sites = Sites(words=50_000)
+    sites.round()
+    first = dict(sites.masked)
+    sites.round()
+    for site, words in sites.masked.items():
+        assert (words == first[site]).mean() < 1e-3
+        counts = np.bincount(words >> 24, minlength=256)
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 400  # chi-squared of 255: 5 sigma is 368
+        plain = sites.moved[site].copy()
+        to_words(plain, CLIP, sites.sites[site].weight)
+        assert abs(np.corrcoef(words.astype(float), plain.view(np.int32).astype(float))[0, 1]) < 0.03
+
+
+def test_numbers_that_come_late_stay_masked_by_the_seed_of_their_site() -> None:
+    """The head can take off all that site 0 had in common with others, and sees noise."""
+    sites = Sites(words=5000)
+    sites.round({Phase.SUM: {0}})
+    sites.told = {0: ForSite({site: said.sealed[0] for site, said in sites.heard[Phase.SHARES].items() if site})}
+    sites._numbers(0)
+    words = sites.masked[0].copy()
+    for site in range(1, 8):  # as it can be computed from the key of site 0, which the others opened
+        key = sites.sites[0]._agreed(sites.sites[0]._masking, sites.sites[site].keys.masking, b"mask")
+        add_mask(words, key, -1)
+    plain = sites.moved[0].copy()
+    to_words(plain, CLIP, sites.sites[0].weight)
+    assert (words == plain.view(np.uint32)).mean() < 1e-3
+    add_mask(words, sites.sites[0]._seed, -1)
+    assert (words == plain.view(np.uint32)).all()
+
+
+# What is refused
+
+
+def test_a_key_that_changes_within_the_life_of_a_process_is_refused() -> None:
+    sites = Sites()
+    sites.round()
+    sites.identities[3] = Identities(os.urandom)
+    with pytest.raises(ProtocolError, match="the key of site 3 is another than in the rounds before"):
+        sites.round()
+    sites = Sites()
+    sites.round()
+    sites.identities[3], sites.head.lives[3] = Identities(os.urandom), 1  # another process has its seat
+    assert not isinstance(sites.round(), str)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda keys: replace(keys, masking=os.urandom(32)), "the keys of site 2 are not signed by its process"),
+        (lambda keys: replace(keys, samples=10**6), "the keys of site 2 are not signed by its process"),
+    ],
+)
+def test_keys_that_the_head_changed_are_refused(change: Callable[[Keys], Keys], why: str) -> None:
+    sites, all_told = at(Phase.SHARES)
+    told = all_told[1]
+    assert isinstance(told, AllKeys)
+    with pytest.raises(ProtocolError, match=why):
+        sites.sites[1].shares(AllKeys({**told.keys, 2: change(told.keys[2])}))
+    with pytest.raises(ProtocolError, match="another key of this site, or none"):
+        sites.sites[1].shares(AllKeys({site: keys for site, keys in told.keys.items() if site != 1}))
+    with pytest.raises(ProtocolError, match="4 sites, and a round takes 5"):
+        sites.sites[1].shares(AllKeys({site: keys for site, keys in told.keys.items() if site < 4}))
+
+
+class Stopped(Exception):
+    pass
+
+
+def at(phase: Phase) -> tuple[Sites, dict[int, Told]]:
+    """A round as it is when this phase begins, and what was told."""
+    sites = Sites()
+    name = ("_keys", "_shares", "_numbers", "_opened")[phase]
+
+    def stop(site: int) -> None:
+        raise Stopped
+
+    setattr(sites, name, stop)
+    with pytest.raises(Stopped):
+        sites.round()
+    return sites, dict(sites.told)
+
+
+def test_a_site_opens_one_sum_once_and_none_below_the_threshold() -> None:
+    for came, why in (
+        ((1, 2, 3, 4), "4 sites have sent their numbers, the threshold is 5"),
+        ((0, 2, 3, 4, 5), "no sum"),
+    ):
+        sites, _ = at(Phase.OPEN)
+        with pytest.raises(ProtocolError, match=why):
+            sites.sites[1].open(Came(came))
+    sites, told = at(Phase.OPEN)
+    sites.sites[1].open(told[1])  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="asks for what no sum needs"):
+        sites.sites[1].open(Came((1, 2, 3, 4, 5)))
+
+
+def test_parts_that_were_changed_are_found_out() -> None:
+    sites, told = at(Phase.SUM)
+    mine = told[1]
+    assert isinstance(mine, ForSite)
+    changed = {**mine.sealed, 2: bytes(82)}
+    with pytest.raises(ProtocolError, match="what site 2 encrypted for this one was changed"):
+        sites.sites[1].take(ForSite(changed))
+    sites, _ = at(Phase.SUM)
+    with pytest.raises(ProtocolError, match="3 sites share keys, the threshold is 5"):
+        sites.sites[1].take(ForSite({site: sites.heard[Phase.SHARES][site].sealed[1] for site in (2, 3)}))
+
+
+@pytest.mark.parametrize("dropped", [set(), {7}])
+def test_a_wrong_part_gives_no_wrong_sum(dropped: set[int]) -> None:
+    """One site lies of its part of a seed, or of a key."""
+    sites = Sites()
+    honest = sites._opened
+
+    def lies(site: int) -> Opened:
+        said = honest(site)
+        wrong = said.keys if dropped else said.seeds
+        if site == 0:
+            wrong[next(iter(wrong))] = bytes(33)
+        return said
+
+    sites._opened = lies  # type: ignore[method-assign]
+    what = "key of site 7" if dropped else "seed of site 0"
+    assert sites.round({Phase.SUM: dropped}) == f"the parts of the {what} do not fit"
+
+
+def test_the_head_hears_nobody_out_of_turn() -> None:
+    sites, _ = at(Phase.SHARES)
+    with pytest.raises(ProtocolError, match="site 2 said Masked in the phase shares"):
+        sites.head.hear(2, Masked())
+    assert not sites.head.hear(9, Site(9, 5, SECURE, Identities(os.urandom), os.urandom).keys), "it comes too late"
+    assert not sites.head.hear(3, Outside())
+    for site in (0, 1, 2, 4, 5, 6, 7):
+        sites.head.hear(site, sites.sites[site].shares(sites.told[site]))  # type: ignore[arg-type]
+    told = sites.head.close()
+    assert {site for site, one in told.items() if isinstance(one, Wait)} == {3, 9}
+    with pytest.raises(ProtocolError, match="site 3 said Masked"):
+        sites.head.hear(3, Masked())
+
+
+def test_words_of_other_sites_than_are_in_the_round_are_refused() -> None:
+    sites, told = at(Phase.SHARES)
+    said = sites.sites[1].shares(told[1])  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="site 1 said Shares of other sites than are in this round"):
+        sites.head.hear(1, Shares({2: said.sealed[2]}, said.commitment))
+    assert sites.head.hear(1, said)
+    with pytest.raises(ProtocolError, match="or again"):
+        sites.head.hear(1, said)
+
+
+def test_a_round_of_too_few_or_too_many_is_none() -> None:
+    assert Sites(4).round() == "4 sites, and a round takes 5"
+    assert Sites(10).round() == "10 sites, and threshold=5 is not more than half of them"
+    assert Sites(2, ps.SecureSums(2, CLIP)).round() == "2 sites, and a round takes 3"
+    assert not isinstance(Sites(3, ps.SecureSums(2, CLIP)).round(), str)
