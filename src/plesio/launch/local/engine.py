@@ -287,8 +287,8 @@ class LocalEngine:
                 made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None
             )
             chosen = round.chosen
-            if round.stopped:
-                self._ask_to_stop(round.stopped)
+            if why := round.stopped or self._watch(self._live):  # before the next round begins
+                self._ask_to_stop(why)
             self._patience.heard_s = time.monotonic()  # nobody was heard meanwhile
         self._processes.tell_server(launcher.BeginRound(chosen))
 
