@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import plesio as ps
+from plesio.cli.settings import strategy_of
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.masking.numbers import trained
 from plesio.masking.words import MASKING
@@ -125,6 +127,35 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
 
 
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ps.fedavg(first=3, secure=SECURE), "what is folded could be a single site's"),
+        (lambda: replace(ps.fedbuff(3), send=ps.fedavg(secure=SECURE).send), "what is folded could be a single site's"),
+        (lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE), "it is to see no site"),
+        (lambda: ps.fedavg(codec="int8", secure=SECURE), "which no codec keeps"),
+        (lambda: ps.fedavg(codec=ps.strategy.answers.TopK(0.1), secure=SECURE), "which no codec keeps"),
+        (lambda: ps.fedavg(overlap=True, secure=SECURE), "leave overlap out"),
+        (lambda: replace(ps.diloco(), send=ps.fedavg(secure=SECURE).send), "secure sums are over sites"),
+        (lambda: ps.fedavg(secure=5), "secure must be ps.SecureSums"),
+        (lambda: ps.SecureSums(1, 1.0), "the sum of one site is what it sent"),
+        (lambda: ps.SecureSums(5, 0.0), "clip must be a number above 0"),
+        (lambda: ps.fedavg(secure=SECURE).check_workers(4), "4 sites, and a round takes 5"),
+        (lambda: ps.fedavg(secure=SECURE).check_workers(10), "threshold=5 is not more than half of them"),
+        (lambda: strategy_of("fedavg(secure=5)", 8), "write how many sites a round takes"),
+    ],
+)
+def test_strategies_that_would_show_a_site_are_refused(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ps.StrategyError, match=why):
+        make()
+
+
+def test_as_words_of_the_command_line_and_as_data() -> None:
+    secure = strategy_of("fedopt(secure=5:0.5)", 8)
+    assert secure == ps.fedopt(secure=SECURE)
+    assert ps.Strategy.from_data(secure.name, secure.as_data()) == secure
 
 
 def with_batch_norm() -> nn.Module:
