@@ -21,6 +21,7 @@ from integration.test_docs import DOCS, blocks_of
 from support import loops
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
+SIMULATED_SITES = ps.Simulated(ps.Cluster.preset("uniform", 3))
 RUN_ELSEWHERE = {"start", "ray", "local-steps"}
 Names = dict[str, Any]
 
@@ -91,6 +92,17 @@ def federated(code: str) -> None:
     dataset.targets = dataset.tensors[1]  # as torchvision's have
     names = {"build": lambda: torch.nn.Linear(4, 4), "dataset": dataset, "ps": ps, "torch": torch}
     assert execute(few, names)["run"].version == 2
+
+
+def flower(code: str) -> None:
+    if "ps.join" in code:
+        site = execute(code, {"__name__": "page"})["site"]
+        assert ps.run(site, ps.fedavg(secure=ps.SecureSums(2, 0.5)), workers=3, engine=SIMULATED_SITES).version == 20
+        return
+    run = execute(code, {"__name__": "__main__"})["run"]
+    assert run.version == (6 if "on_round" in code else 20)
+    if "on_round" in code:
+        assert {*run.returned[0]} == {*range(20)}
 
 
 def loop(code: str) -> None:
@@ -173,6 +185,7 @@ HOW: dict[str, Callable[[str], None]] = {
     "convert": in_process,
     "failures": failures,
     "federated": federated,
+    "flower": flower,
     "hogwild": sparse,
     "index": in_process,
     "loop": loop,

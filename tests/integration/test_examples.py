@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import runpy
-import socket
 import struct
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 import plesio as ps
 from plesio.cli.main import main
@@ -143,49 +142,30 @@ def test_federated_rounds_of_the_example(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
-def test_three_sites_train_over_tls_and_one_is_away_for_a_while(tmp_path: Path) -> None:
-    environment = {**os.environ, "PLESIO_TOKEN": "a token of the tests, long enough"}
-    plesio, site = [sys.executable, "-m", "plesio"], [sys.executable, str(EXAMPLES / "sites.py")]
-    subprocess.run([*plesio, "certs", "certs", "--host", "127.0.0.1"], env=environment, check=True, timeout=60)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment |= {"PLESIO_JOIN": f"tcp://{address}", "PLESIO_CERTS": "certs/127.0.0.1"}
-    told = [
-        "--strategy",
-        "fedavg",
-        "--workers",
-        "3",
-        "--listen",
-        address,
-        "--certs",
-        "certs/127.0.0.1",
-        "--runs",
-        "runs",
-    ]
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*command: str) -> subprocess.Popen[str]:
-        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        return started[-1]
-
-    try:
-        head = start(*plesio, "serve", *told)
-        sites = [start(*site, str(one)) for one in range(3)]
-        assert sites[2].stdout is not None
-        assert sites[2].stdout.readline().startswith("site 2: 466 samples stay here; ")
-        sites[2].kill()
-        sites[2].wait(10)
-        sites[2] = start(*site, "2")
-        assert [one.wait(90) for one in sites] == [0, 0, 0]
-        said, _ = head.communicate(timeout=60)
-    finally:
-        for one in started:
-            with one:
-                one.kill()
-    print(said)
-    assert re.search(r"worker \d (died|is back)", said), said  # a seat is whoever's comes first
-    (summary,) = Path("runs").glob("*/summary.json")
-    assert json.loads(summary.read_text())["version"] >= 20
+@pytest.mark.timeout(400)
+def test_sites_of_the_example_go_on_without_those_that_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, str(EXAMPLES / "sites.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380, check=True)
+    said = " ".join(done.stdout.split())
+    incidents = (
+        "worker 3 died",
+        r"version 1\d takes 3 workers",
+        "worker 2 is back",
+        "south: goes on with its own last layer",
+    )
+    assert [one for one in incidents if not re.search(one, said)] == []
+    assert [float(one) > 60 for one in re.findall(r"(?:north|east|south): together (\d+)%", said)] == [True] * 3
+    (folder,) = tmp_path.glob("sites-*")
+    assert all((folder / site / "last.pt").exists() for site in ("north", "east", "south", "west"))
+    (run,) = (folder / "runs").iterdir()
+    assert {*safetensors.torch.load_file(run / "weights.safetensors")} == {"body.0.weight", "body.0.bias"}
+    summary = json.loads((run / "summary.json").read_text())
+    north, *_, west = summary["workers"]
+    assert (summary["version"], north["left"], west["left"]) == (30, "finished", "died")
+    assert west["folded"] < 15
 
 
 def test_islands_train_together() -> None:
