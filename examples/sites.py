@@ -125,6 +125,7 @@ def all_here() -> None:
     told = {"PLESIO_TOKEN": secrets.token_hex(32), "PLESIO_JOIN": f"tcp://{address}", "PLESIO_CERTS": certs}
     popen = partial(subprocess.Popen, cwd=folder, env={**os.environ, **told}, text=True)
     plesio, script = [sys.executable, "-m", "plesio"], [sys.executable, __file__]
+    subprocess.run([*plesio, "certs", "certs", "--host", "127.0.0.1"], cwd=folder, check=True)
     with ExitStack() as stack:
 
         def start(*command: str, **streams: int) -> subprocess.Popen[str]:
@@ -132,7 +133,6 @@ def all_here() -> None:
             stack.callback(process.kill)  # does nothing once the process has ended
             return process
 
-        start(*plesio, "certs", "certs", "--host", "127.0.0.1").wait()
         head = start(*plesio, "serve", "--strategy", STRATEGY, "--workers", "4", "--listen", address, "--certs", certs)
         north, east, west = (start(*script, site) for site in ("north", "east", "west"))
         south = start(*script, "south", stdout=subprocess.PIPE)
