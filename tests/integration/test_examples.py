@@ -157,6 +157,7 @@ def test_sites_of_the_example_go_on_without_those_that_are_killed(
         "south: goes on with its own last layer",
     )
     assert [one for one in incidents if not re.search(one, said)] == []
+    assert "data goes to" not in said  # each keeps its own
     assert [float(one) > 60 for one in re.findall(r"(?:north|east|south): together (\d+)%", said)] == [True] * 3
     (folder,) = tmp_path.glob("sites-*")
     assert all((folder / site / "last.pt").exists() for site in ("north", "east", "south", "west"))

@@ -504,7 +504,8 @@ class Program:
         self.meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self.meter.seated)
-            others = "" if alone else "; the others go on, its data goes to them"
+            lent = self.sequencer.leases.per_epoch is not None  # else each has data of its own
+            others = "" if alone else f"; the others go on{', its data goes to them' if lent else ''}"
             if self._strategy.send.stepped and not self._strategy.every.by_client:  # a client begins with a fresh one
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
