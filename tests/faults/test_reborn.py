@@ -109,23 +109,27 @@ def test_a_server_that_is_killed_right_after_a_switch_does_it_again(name: str, t
 
 
 def in_turn(*todo: Callable[[], object], every_s: float = 0.3) -> Callable[[ps.Live], None]:
-    """A `watch` that does one after the other, once training has begun."""
+    """A `watch` that does one after the other, once training has begun; one that gives False again a moment later."""
     left = list(todo)
 
     def watch(live: Any) -> None:
         if left and live.time_s > every_s * (1 + len(todo) - len(left)):
-            left.pop(0)()
+            if left[0]() is not False:
+                left.pop(0)
 
     return watch
 
 
-def to(name: str, number: int) -> None:
-    """Send a signal to the process of that name."""
-    os.kill(called(name)[0], number)
+def to(name: str, number: int) -> bool:
+    """Send a signal to the process of that name; whether there is one."""
+    found = called(name)[:1]
+    for one in found:
+        os.kill(one, number)
+    return bool(found)
 
 
-def kill(name: str) -> None:
-    to(name, signal.SIGKILL)
+def kill(name: str) -> bool:
+    return to(name, signal.SIGKILL)
 
 
 def endless(**more: Any) -> ps.Run:

@@ -386,6 +386,7 @@ class Referee:
         shared = isinstance(outer, (UserOptimizer, Outer)) and outer.lr_scale == "share"
         mean_weight = 1.0 if isinstance(self.strategy.weigh, BySamples) else total / folded
         rate = outer.rate if isinstance(outer, Average) else 1.0
+        rate = float(folded) if isinstance(outer, Outer) and outer.lr_scale == "sum" else rate
         return (min(1.0, folded / self.sequencer.workers) if shared else rate) * mean_weight
 
     def close_empty_round(self) -> None:
