@@ -121,8 +121,8 @@ class Strategy:
             )
         if self.send.stepped and self.correct != answers.Plain():
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
-        if self.send.privacy is not None:
-            self._check_privacy()
+        if self.server_noise is not None:
+            self._check_privacy(self.server_noise)
         if self.send.control:
             self._check_control()
         if self.combine.robust:
@@ -169,8 +169,11 @@ class Strategy:
                 "scaffold(), without buffers, codec, privacy or a leash"
             )
 
-    def _check_privacy(self) -> None:
+    def _check_privacy(self, privacy: answers.Privacy) -> None:
         """The bound is on one client's part of a release."""
+        if privacy.per_round is None:
+            why = "Privacy without per_round is for sites, which take part in each round; give per_round, or secure="
+            self._refuse("send", "every", why)
         if not self.every.by_client:
             self._refuse("send", "every", "privacy is for clients; use every=Clients(), as fedavg(privacy=...) does")
         if self.gather != answers.Round():
@@ -203,8 +206,10 @@ class Strategy:
         if not whole:
             why = "what is folded could be a single site's, and a secure sum is of all of a round; use fedavg, fedopt or fedprox"
             self._refuse("send", "gather", why)
-        if self.weigh != answers.BySamples():
+        if self.send.privacy is None and self.weigh != answers.BySamples():
             self._refuse("send", "weigh", "the sites weigh by samples before they add up; use weigh=BySamples()")
+        if self.send.privacy is not None and self.weigh != answers.Equal():
+            self._refuse("send", "weigh", "by samples one site could weigh more than the bound; use weigh=Equal()")
         if self.send.codec is not None or self.adopt.codec is not None:
             self._refuse(
                 "send", "adopt", "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out"
@@ -213,10 +218,8 @@ class Strategy:
             self._refuse(
                 "send", "adopt", "the sites of a round agree on masks for the whole; leave overlap and fragments out"
             )
-        if self.send.privacy is not None:
-            self._refuse(
-                "send", "weigh", "the server would add the noise, and sees no client; leave privacy or secure out"
-            )
+        if self.send.privacy is not None and self.send.privacy.per_round is not None:
+            self._refuse("send", "every", "per_round is of clients, and sites take part in each round; leave it out")
 
     def _check_via(self) -> None:
         if self.via.at_server:
@@ -315,6 +318,11 @@ class Strategy:
             outer=answers.Average(),
             release=answers.AfterFold(),
         )
+
+    @property
+    def server_noise(self) -> answers.Privacy | None:
+        """The privacy whose noise the server adds; with secure sums the sites do."""
+        return self.send.privacy if self.send.secure is None else None
 
     @property
     def steps_at_server(self) -> bool:
