@@ -252,7 +252,10 @@ def test_what_each_needs() -> None:
             lambda: ps.fedavg(3, combine="median"),
             "combine=median cannot work with gather=buffer of 3: .* use gather=Round",
         ),
-        (lambda: ps.fedprox(combine="krum", privacy=ps.Privacy(1.0, 1.0, 1e-5, 10)), "leave codec and privacy out"),
+        (
+            lambda: ps.fedprox(combine="krum", privacy=ps.Privacy(1.0, 1.0, 1e-5, 10)),
+            "leave codec, privacy and secure sums out",
+        ),
         (lambda: replace(ps.async_sgd("plain"), combine=Median()), "combine=median cannot work with gather=each"),
         (lambda: replace(ps.buffered(3, correct="plain"), combine=Median()), "added up as it comes"),
         (lambda: replace(ps.allreduce(), combine=Median()), "use via=Server"),
