@@ -231,7 +231,14 @@ def test_a_run_that_keeps_checkpoints_survives_without_being_asked(tmp_path: Pat
         ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, durability="none", **kept)
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(every=2)], ids=lambda one: one.name)
+FAR = ps.phases(ps.sync_sgd(), (20, ps.local_sgd(2)), (35, ps.async_sgd()))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [ps.async_sgd(), ps.local_sgd(every=2), pytest.param(FAR, marks=pytest.mark.slow)],
+    ids=lambda one: one.name,
+)
 def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path) -> None:
     """They have deputies, which drop what is said twice."""
     train = partial(chancy, epochs=2 * EPOCHS)
@@ -243,6 +250,6 @@ def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path
         assert head.end() == [0, 0]
     assert run.incidents
     others = [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what)]
-    assert all("knocked and was turned away" in one for one in others)  # on a busy host, and came again
+    assert all("knocked and was turned away" in one or one.startswith("switched") for one in others)  # and came again
     assert run.batches_unvisited == 0
     check_nothing_lost(run, train)

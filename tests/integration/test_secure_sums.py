@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
 import signal
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,35 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
 
 
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ps.fedavg(first=3, secure=SECURE), "what is folded could be a single site's"),
+        (lambda: replace(ps.fedbuff(3), send=ps.fedavg(secure=SECURE).send), "what is folded could be a single site's"),
+        (lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE), "per_round is of clients"),
+        (lambda: ps.fedavg(codec="int8", secure=SECURE), "which no codec keeps"),
+        (lambda: ps.fedavg(codec=ps.strategy.answers.TopK(0.1), secure=SECURE), "which no codec keeps"),
+        (lambda: ps.fedavg(overlap=True, secure=SECURE), "leave overlap out"),
+        (lambda: replace(ps.diloco(), send=ps.fedavg(secure=SECURE).send), "secure sums are over sites"),
+        (lambda: ps.fedavg(secure=5), "secure must be ps.SecureSums"),
+        (lambda: ps.SecureSums(1, 1.0), "the sum of one site is what it sent"),
+        (lambda: ps.SecureSums(5, 0.0), "clip must be a number above 0"),
+        (lambda: ps.fedavg(secure=SECURE).check_workers(4), "4 sites, and a round takes 5"),
+        (lambda: ps.fedavg(secure=SECURE).check_workers(10), "threshold=5 is not more than half of them"),
+        (lambda: strategy_of("fedavg(secure=5)", 8), "write THRESHOLD:CLIP, such as secure=5:0.1"),
+    ],
+)
+def test_strategies_that_would_show_a_site_are_refused(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(ps.StrategyError, match=why):
+        make()
+
+
+def test_as_words_of_the_command_line_and_as_data() -> None:
+    secure = strategy_of("fedopt(secure=5:0.5)", 8)
+    assert secure == ps.fedopt(secure=SECURE)
+    assert ps.Strategy.from_data(secure.name, secure.as_data()) == secure
 
 
 def with_batch_norm() -> nn.Module:
@@ -321,12 +350,12 @@ def test_the_noise_of_processes_is_enough_without_one_that_is_killed() -> None:
 
 def test_what_private_sites_cannot_have_is_refused() -> None:
     secure, privacy = ps.SecureSums(5, 2.0), ps.Privacy(1.0, 1.0, 1e-5)
-    with pytest.raises(ps.StrategyError, match="per_round is of clients, and sites take part in each round"):
+    with pytest.raises(ps.StrategyError, match="per_round is of clients, and sites are in each round"):
         ps.fedavg(secure=secure, privacy=ps.Privacy(1.0, 1.0, 1e-5, per_round=8))
     with pytest.raises(ps.StrategyError, match="Privacy without per_round is for sites"):
         ps.fedavg(privacy=privacy)
     with pytest.raises(ps.StrategyError, match="by samples one site could weigh more than the bound"):
-        dataclasses.replace(ps.fedavg(secure=secure, privacy=privacy), weigh=BySamples())
+        replace(ps.fedavg(secure=secure, privacy=privacy), weigh=BySamples())
     with pytest.raises(ps.StrategyError, match="masks cancel in sums of whole numbers, which no codec keeps"):
         ps.fedavg(secure=secure, privacy=privacy, codec="int8")
     with pytest.raises(ps.StrategyError, match="leave codec, privacy and secure sums out"):

@@ -114,6 +114,39 @@ def test_clients_are_evaluated_on_what_they_hold_out() -> None:
     assert found[0] == {2: {"n": 2.0}, 7: {"n": 2.0}}
 
 
+def size(net: torch.nn.Module, batches: Any) -> dict[str, float]:
+    return {
+        "own": float(net.bias.square().sum()),
+        "shared": float(net.weight.square().sum()),
+        "batches": float(len(list(batches))),
+    }
+
+
+def personal(worker: ps.Worker) -> Any:
+    data = clients(held_out=0.25, state="keep")
+    net = model()
+    _, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data, share="weight")
+    for client in lent:
+        for inputs, labels in client:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+    return lent.evaluate(size) if worker.rank == 0 else None
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_clients_are_evaluated_with_what_is_their_own(given: bool) -> None:
+    found: list[dict[int, dict[str, float]]] = []
+
+    def on_round(round: ps.Round) -> None:
+        found.append(round.evaluate_clients(clients(held_out=0.25), size, model=model() if given else None))
+
+    run = ps.run(personal, ps.fedavg(), workers=2, on_round=on_round, engine=ps.Simulated("uniform"))
+    assert found[-1] == run.returned[0]
+    assert len({one["own"] for one in found[-1].values()}) > 2
+    assert len({one["shared"] for one in found[-1].values()}) == 1
+
+
 def test_sites_are_told_by_worker() -> None:
     rounds: list[ps.Round] = []
     looked(rounds.append, of=site, workers=3)

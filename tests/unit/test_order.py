@@ -14,6 +14,7 @@ from plesio.core.events import Verdict
 from plesio.launch.local.order import Order, Pull
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Failed, Finished, StopRequest
+from plesio.protocol.payloads import WORDS
 from plesio.protocol.worker import (
     Aside,
     AskAhead,
@@ -168,6 +169,8 @@ def test_a_part_is_one_of_the_model() -> None:
     assert [spec.part for spec in said.model.specs] == [0, 1]
     for part, allowed in ((0, True), (1, True), (-1, True), (2, False), (-2, False), (1 << 40, False)):
         assert passed(strategy, (*TOLD, made(1, aside=Aside(part=part)))) == 2 + allowed
+    masks = ps.fedavg(secure=ps.SecureSums(threshold=3, clip=1.0))
+    assert passed(masks, (*TOLD, made(1, aside=Aside(part=WORDS)))) == 3
     for other in (strategy, ps.async_sgd()):
         specs = [msgspec.structs.replace(spec, part=1 - spec.part) for spec in said.model.specs]
         wrong = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, specs=tuple(specs)))

@@ -78,6 +78,16 @@ def test_what_the_optimizer_does_not_hold_cannot_be_all_that_travels() -> None:
         own("body", of=sorted(HEAD))
 
 
+def test_clients_have_alike_what_no_optimizer_holds_and_sites_do_not_send_it() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD([*model.body[0].parameters(), *model.head.parameters()], lr=0.1)
+    clients, site = (OwnPart.of(model, optimizer, "body.0", clients=one) for one in (True, False))
+    assert clients is not None
+    assert site is not None
+    assert set(clients.tensors) == HEAD | {"body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"}
+    assert set(site.tensors) == HEAD | NORM
+
+
 def test_another_part_is_told_from_this_one() -> None:
     model = Net()
     part = OwnPart.of(model, torch.optim.SGD(model.parameters(), lr=0.1), "body")

@@ -40,7 +40,9 @@ from plesio.core.events import (
 )  # fmt: skip
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
+from plesio.errors import SharedMemoryError
 from plesio.host.recovery_log import RecoveryLog
+from plesio.memory import blocks
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.memory.surviving import Surviving
@@ -388,6 +390,22 @@ def test_a_copy_is_old_once_a_pass_has_gone_by(monkeypatch: pytest.MonkeyPatch) 
             assert torch.equal(one.memory, other.memory)
 
 
+def test_without_memory_for_it_a_switch_that_was_done_is_not_taken_for_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(Case(PHASES), RecoveryLog())
+    monkeypatch.setattr(blocks.SharedBlock, "create", refused)
+    with pytest.raises(SharedMemoryError):
+        server.machine.do(Switch(1, 0.0))
+    monkeypatch.setattr(server.log, "recovering", True)
+    with pytest.raises(MemoryError):
+        server.machine.do(Switch(1, 0.0))
+
+
+def refused(nbytes: int, what: str) -> None:
+    raise SharedMemoryError(what)
+
+
 # Planted bugs
 
 
@@ -441,12 +459,23 @@ AT_A_SWITCH = {
 }
 
 
-@pytest.mark.parametrize("name", AT_A_SWITCH)
+@pytest.mark.parametrize("name", ["nothing", *AT_A_SWITCH])
 def test_finds_what_was_planted_at_a_switch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, where = Case(PHASES), [str(Path(__file__)), TRACED[-1]]
-    plans = [planned(case, 30, seed, where) for seed in range(8)]
-    part, method, bug = AT_A_SWITCH[name]
-    monkeypatch.setattr(part, method, bug)
-    assert any(
-        survived(case, plan, per_act, seed, where)[0] != stands for plan, stands, per_act in plans for seed in range(20)
-    )
+    """The server dies at the end of a turn in which it switched, by the state that workers left, and hung up on one of them."""
+    case = Case(recipes.phases(recipes.local_sgd(2), DANA))
+    acts = [*(("push", worker) for worker in range(3)), ("switch", 1), ("push", 0), ("push", 1), ("hang up", 2)]
+    plan = [Act(*one, 100 + place) for place, one in enumerate(acts)]
+    plain = Server(case)
+    for act in plan:
+        plain.act(act)
+    if name in AT_A_SWITCH:
+        monkeypatch.setattr(*AT_A_SWITCH[name])
+    server = Server(case, log := RecoveryLog())
+    log.begin()
+    log.counts()
+    killed(server, plan, 1 << 60, ())
+    log.recover()
+    for act in plan:
+        assert log.next_turn() is not None
+        server.act(act)
+    assert (server.stands()[:5] == plain.stands()[:5]) == (name == "nothing")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from plesio.protocol.launcher import RoundMade
 from plesio.server.judge import as_metrics
 from plesio.strategy import Strategy
 from plesio.strategy.answers.answer import WHOLE
+from plesio.transport.client_states import ClientStates
 from plesio.worker.clients import CLIENTS, Clients
+from plesio.worker.clients.kept import own_part_of
 from plesio.worker.randomness.seeding import step_seed
 
 Metrics = dict[str, float]
@@ -76,6 +79,7 @@ class Round:
     _config: RunConfig = field(repr=False)
     _model: Callable[[], nn.Module | None] = field(repr=False)
     _judged: Callable[[Metrics], None] = field(repr=False)
+    _own: Callable[[int], Mapping[str, torch.Tensor]] = field(repr=False)  # what of the model is a client's
 
     def evaluate(self, function: Callable[[nn.Module], Any], model: nn.Module | None = None) -> Metrics:
         """Call `function` with the version's model, in evaluation mode and without gradients; what it returns is in
@@ -100,8 +104,8 @@ class Round:
         model: nn.Module | None = None,
     ) -> dict[int, Metrics]:
         """Call `function(model, batches)` (by default `clients.evaluate_clients`) with the version's model and what each client
-        holds out, or all it has where `held_out=` is not given; the metrics by client. `ids`: of these alone; `model`: as in
-        `evaluate`."""
+        holds out, or all it has where `held_out=` is not given; the metrics by client. What of the model is the client's own
+        (`prepare(share=)`) is in it. `ids`: of these alone; `model`: as in `evaluate`."""
         function = function or clients.evaluate_clients
         if function is None:
             raise ConfigurationError("round.evaluate_clients: give a function(model, batches), here or to ps.Clients")
@@ -110,6 +114,7 @@ class Round:
             trained, rest = clients.divided(one, seed)
             indices = clients.cut(rest if len(rest) else trained)
             batches = clients.load(indices, step_seed(seed, CLIENTS + one, self.version))
+            loaded.load_state_dict(self._own(one), strict=False)
             found[one] = as_metrics(_without_gradients(function, loaded, batches))
         return found
 
@@ -139,7 +144,7 @@ class Round:
 
     def _loaded(self, model: nn.Module | None) -> nn.Module:
         if model is not None:
-            model.load_state_dict(self.state_dict)
+            model.load_state_dict({**self._own(-1), **self.state_dict})  # client -1 has what all begin with
             return model
         if (own := self._model()) is None:
             raise ConfigurationError(
@@ -158,10 +163,11 @@ OnRound = Callable[[Round], object]
 
 
 class Rounds:
-    """Has the user's `on_round` called for one run, with what workers told of the round."""
+    """Has the user's `on_round` called for one run, with what workers told of the round; `clients`: where these keep theirs."""
 
-    def __init__(self, on_round: OnRound, config: RunConfig, outcome: Outcome, live: Live) -> None:
+    def __init__(self, on_round: OnRound, config: RunConfig, outcome: Outcome, live: Live, clients: str) -> None:
         self._on_round, self._config = on_round, config
+        self._states = ClientStates(Path(clients)) if clients else None
         self._outcome, self._live = outcome, live
         self._visits: dict[int, Sequence[Visit]] = {}  # by worker, of this round
         self._logged: dict[int, Metrics] = {}  # by worker, since the last version
@@ -192,6 +198,7 @@ class Rounds:
             _config=self._config,
             _model=model,
             _judged=lambda metrics: self._judged(made, metrics),
+            _own=lambda client: own_part_of(self._states, client, made.version) if self._states is not None else {},
         )
         self._on_round(round)
         took_s, allowed_s = time.monotonic() - began_s, self._config.timeout_s

@@ -188,6 +188,7 @@ class Surviving(Folder):
         return self._generation == self._log.generation
 
     def _check_slots(self) -> None:
+        """What lay in them when the dead process did this may be gone."""
         assert not self._log.recovering, "nothing is folded between a switch and the spare that knows of it"
 
     def _numbers(self) -> list[Any]:

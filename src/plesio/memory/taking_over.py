@@ -127,7 +127,8 @@ def _at_server(kept: Kept, layout: Layout) -> Own | None:
         for one in tensors:
             state = {key: views[key][one] for key in numbers["whole"][position]}
             for key, value in numbers["rest"][position].items():
-                state[key] = kept.tensors.get(f"optimizer {key} of {position}", from_plain(value))
+                small = kept.tensors.get(f"optimizer {key} of {position}")
+                state[key] = from_plain(value) if small is None else small.clone()  # of what it is a piece of, no more
             if swapped := numbers["swapped"][position]:
                 state[swapped] = momenta[one]
             if ahead is not None and swapped == "exp_avg":

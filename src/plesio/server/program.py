@@ -245,6 +245,12 @@ class Program:
         if phases.following is None:
             self._why = -1, ""
 
+    def begin_round(self, clients: tuple[int, ...] | None, now_s: float) -> None:
+        """The last version was looked at. A checkpoint that had to wait for that is of it, with what was chosen."""
+        self.receive(events.RoundBegins(clients), now_s)
+        if self._keep_late:
+            self.keep(now_s)
+
     def close_memory(self) -> None:
         self.begun = False
         self.memory = self._recorder.memory = Memory()

@@ -200,26 +200,36 @@ class Strategy:
 
     def _check_secure(self) -> None:
         """Nothing but the sum over the sites of a round is to be had."""
-        if not self.every.by_client:
-            self._refuse("send", "every", "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does")
-        whole = isinstance(self.gather, answers.Round) and self.gather.first is None and self.gather.deadline_s is None
-        if not whole:
-            why = "what is folded could be a single site's, and a secure sum is of all of a round; use fedavg, fedopt or fedprox"
-            self._refuse("send", "gather", why)
-        if self.send.privacy is None and self.weigh != answers.BySamples():
-            self._refuse("send", "weigh", "the sites weigh by samples before they add up; use weigh=BySamples()")
-        if self.send.privacy is not None and self.weigh != answers.Equal():
-            self._refuse("send", "weigh", "by samples one site could weigh more than the bound; use weigh=Equal()")
-        if self.send.codec is not None or self.adopt.codec is not None:
-            self._refuse(
-                "send", "adopt", "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out"
-            )
-        if self.send.fragments > 1 or self.adopt.late:
-            self._refuse(
-                "send", "adopt", "the sites of a round agree on masks for the whole; leave overlap and fragments out"
-            )
-        if self.send.privacy is not None and self.send.privacy.per_round is not None:
-            self._refuse("send", "every", "per_round is of clients, and sites take part in each round; leave it out")
+        privacy, gather, codec = self.send.privacy, self.gather, self.send.codec or self.adopt.codec
+        whole = isinstance(gather, answers.Round) and gather.first is None and gather.deadline_s is None
+        reasons = {
+            "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does": (
+                "every",
+                self.every.by_client,
+            ),
+            "what is folded could be a single site's; use fedavg, fedopt or fedprox, without first": ("gather", whole),
+            "per_round is of clients, and sites are in each round; leave it out": (
+                "every",
+                privacy is None or privacy.per_round is None,
+            ),
+            "sites weigh by samples before they add up; use weigh=BySamples()": (
+                "weigh",
+                privacy is not None or self.weigh == answers.BySamples(),
+            ),
+            "by samples one site could weigh more than the bound; use weigh=Equal()": (
+                "weigh",
+                privacy is None or self.weigh == answers.Equal(),
+            ),
+            "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out": (
+                "adopt",
+                codec is None,
+            ),
+            "sites agree on masks for a whole round; leave overlap out": ("adopt", not self.adopt.late),
+            "sites agree on masks for the whole model; use fragments=1": ("every", self.send.fragments == 1),
+        }
+        for why, (other, holds) in reasons.items():
+            if not holds:
+                self._refuse("send", other, why)
 
     def _check_via(self) -> None:
         if self.via.at_server:

@@ -56,6 +56,11 @@ class ClientStates:
             self.drop(mine)
         return _read(path)
 
+    def begun(self) -> bytes | None:
+        """What every client begins with, if a worker has said it."""
+        path = self.folder / BEGIN
+        return _read(path) if path.exists() else None
+
     def coming(self) -> str:
         """The name of a new folder for what goes with a contribution."""
         home = self.folder / COMING

@@ -35,8 +35,9 @@ class OwnPart:
     homes: Sequence[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: Optimizer, share: Share) -> OwnPart | None:
-        """What of the model does not match `share`; None: all of it does.
+    def of(cls, model: nn.Module, optimizer: Optimizer, share: Share, clients: bool = False) -> OwnPart | None:
+        """What of the model does not match `share`; None: all of it does. `clients`: it is theirs. They have alike, as ever, what
+        the optimizer does not hold.
 
         Raises:
             ConfigurationError: a name matches nothing, a tied tensor is shared under one of its names, or nothing that is trained
@@ -45,6 +46,7 @@ class OwnPart:
         names = _names(model)
         shared = _matching(share, names)
         own: dict[str, torch.Tensor] = {}
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for tensor, aliases in names:
             travels = [name in shared for name in aliases]
             if any(travels) and not all(travels):
@@ -52,20 +54,20 @@ class OwnPart:
                     f"prepare(share=...): {' and '.join(aliases)} are one tensor, and only {aliases[travels.index(True)]} is "
                     "shared; share it under all of its names or under none"
                 )
-            if not any(travels):
+            alike = clients and isinstance(tensor, nn.Parameter) and id(tensor) not in held
+            if not any(travels) and not alike:
                 own[aliases[0]] = tensor
         if own and named_tables(model):
             raise ConfigurationError(
                 "prepare(share=...) and tables: the rows of tables lie at the server; leave one out"
             )
-        kept = set(map(id, own.values()))
-        if all(id(one) in kept for group in optimizer.param_groups for one in group["params"]):
+        if held <= set(map(id, own.values())):
             raise ConfigurationError(
                 "prepare(share=...): nothing that the optimizer moves is shared, so there is nothing to exchange"
             )
         tensors = list(own.values())
-        held = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
-        return cls(own, held) if own else None
+        homes = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
+        return cls(own, homes) if own else None
 
     @property
     def identities(self) -> set[int]:

@@ -330,7 +330,7 @@ class Worker:
 
     def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool, share: Share | None) -> Exchange:
         model, optimizer = given.model, given.optimizer
-        own = OwnPart.of(model, optimizer, share) if share is not None else None
+        own = OwnPart.of(model, optimizer, share, bool(given.clients)) if share is not None else None
         if own is not None:
             given.check_own(list(own.tensors), self.island.ranks)
         self._begun = partial(self._state.trained_since, optimizer)

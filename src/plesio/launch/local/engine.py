@@ -59,7 +59,11 @@ class LocalEngine:
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live(workers=job.config.workers)
-        self._rounds = Rounds(on_round, job.config, self._outcome, self._live) if on_round is not None else None
+        self._rounds = (
+            Rounds(on_round, job.config, self._outcome, self._live, job.keeping.clients)
+            if on_round is not None
+            else None
+        )
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -287,8 +291,8 @@ class LocalEngine:
                 made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None
             )
             chosen = round.chosen
-            if round.stopped:
-                self._ask_to_stop(round.stopped)
+            if why := round.stopped or self._watch(self._live):  # before the next round begins
+                self._ask_to_stop(why)
             self._patience.heard_s = time.monotonic()  # nobody was heard meanwhile
         self._processes.tell_server(launcher.BeginRound(chosen))
 

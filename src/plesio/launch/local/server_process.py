@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from plesio.core.events import Cancel, Evict, Grant, RoundBegins, Ticked
+from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError
@@ -270,7 +270,7 @@ class Server(Replies):
                 self._scale(workers)
             case launcher.BeginRound(clients):
                 self._machine.folder.forget(ENGINE)
-                self._program.receive(RoundBegins(clients), self.now_s())
+                self._program.begin_round(clients, self.now_s())
             case launcher.Keep():
                 self._program.keep(self.now_s())
             case launcher.Measure(window_s):

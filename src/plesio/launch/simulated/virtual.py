@@ -31,7 +31,7 @@ import msgspec
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
 from plesio.config.until import limit_met
-from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, RoundBegins, Ticked, Verdict
+from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, Ticked, Verdict
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
@@ -408,7 +408,8 @@ class VirtualRun(Replies):
 
     def _look_at(self, made: RoundMade) -> None:
         assert self._on_round is not None, "somebody looks at rounds"
-        self._receive(RoundBegins(self._on_round(made)))
+        self.program.begin_round(self._on_round(made), self.clock.now_s)
+        self._settle()
 
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s

@@ -70,6 +70,13 @@ class KeptByClients:
         )
 
 
+def own_part_of(files: ClientStates, client: int, version: int) -> dict[str, torch.Tensor]:
+    """What of the model is the client's in this version, by name; empty where all is shared."""
+    of_client, begun = files.get(client, version), files.begun()
+    records = [_loaded(one) for one in (begun, of_client) if one is not None]
+    return {name: one for record in records for name, one in record.get("own", {}).items()}
+
+
 def _saved(record: Record) -> bytes:
     file = io.BytesIO()
     with unchecked():  # the file has a checksum
