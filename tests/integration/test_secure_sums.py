@@ -302,10 +302,10 @@ def test_versions_have_noise_of_the_sites_alone() -> None:
     assert float(differences.std()) == pytest.approx(0.1 * NORM * (SITES / 5) ** 0.5 / SITES, rel=0.08)
 
 
-def goes_on(worker: ps.Worker, log: bool = False) -> None:
+def goes_on(worker: ps.Worker, log: bool = False, rounds: int = 1000) -> None:
     model = build()
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    while True:
+    while worker.version < rounds:
         for one in model.parameters():
             one.grad = torch.ones_like(one)
         optimizer.step()
@@ -325,6 +325,15 @@ def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
         ps.ConfigurationError, match=r"one round spends .* at delta 0.001; allow more, or give more noise"
     ):
         run(private(0.1, epsilon=1.0), goes_on)
+
+
+def test_a_resumed_private_run_goes_on_counting_and_warns_of_lost_rounds(tmp_path: Path) -> None:
+    strategy = private(4.0, epsilon=2.0)
+    first = run(strategy, functools.partial(goes_on, rounds=2), checkpoint=ps.Checkpoint(every_s=60.0), runs=tmp_path)
+    assert first.version == 2
+    with pytest.warns(RuntimeWarning, match="epsilon counts versions, and the run goes on from version 2"):
+        done = run(strategy, goes_on, resume=first.folder)
+    assert f"after {done.version} rounds" in done.ended
 
 
 def is_killed(worker: ps.Worker) -> None:
@@ -354,7 +363,7 @@ def test_what_private_sites_cannot_have_is_refused() -> None:
         ps.fedavg(secure=secure, privacy=ps.Privacy(1.0, 1.0, 1e-5, per_round=8))
     with pytest.raises(ps.StrategyError, match="Privacy without per_round is for sites"):
         ps.fedavg(privacy=privacy)
-    with pytest.raises(ps.StrategyError, match="by samples one site could weigh more than the bound"):
+    with pytest.raises(ps.StrategyError, match=r"sites weigh before they add up; use weigh=Equal\(\)"):
         replace(ps.fedavg(secure=secure, privacy=privacy), weigh=BySamples())
     with pytest.raises(ps.StrategyError, match="masks cancel in sums of whole numbers, which no codec keeps"):
         ps.fedavg(secure=secure, privacy=privacy, codec="int8")

@@ -1,4 +1,4 @@
-"""Each site's share of the noise of a private sum: the head need not add any, and sees no sum without.
+"""Each site's share of the noise of a private sum. The head adds none, and sees no sum without.
 
 Each of the sites that came adds N(0, (noise clip)^2 / threshold). At least `threshold` came, so that their sum has at least
 N(0, (noise clip)^2). Theory of rounding, with a unit as 1:
@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from plesio.masking.keys import stream_of
+from plesio.masking.keys import PIECE, stream_of
 from plesio.masking.numbers import UNITS
 from plesio.strategy.answers import Privacy, SecureSums
 
 FURTHEST = 9.5
-"""No noise is so many deviations from 0; true noise is, once in 1e20 numbers."""
-NORMALS = 1 << 14
+"""Deviations. Noise that was made of 64 bits is never so far from 0; a Gaussian number is, once in 1e20."""
+NORMALS = PIECE // 8
 """Numbers that are made at a time."""
 
 

@@ -212,13 +212,9 @@ class Strategy:
                 "every",
                 privacy is None or privacy.per_round is None,
             ),
-            "sites weigh by samples before they add up; use weigh=BySamples()": (
+            f"sites weigh before they add up; use weigh={'BySamples' if privacy is None else 'Equal'}()": (
                 "weigh",
-                privacy is not None or self.weigh == answers.BySamples(),
-            ),
-            "by samples one site could weigh more than the bound; use weigh=Equal()": (
-                "weigh",
-                privacy is None or self.weigh == answers.Equal(),
+                self.weigh == (answers.BySamples() if privacy is None else answers.Equal()),
             ),
             "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out": (
                 "adopt",

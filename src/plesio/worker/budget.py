@@ -13,8 +13,8 @@ MANY = 1 << 31
 
 
 class Budget:
-    """Of Gaussian releases, each of which has a part of the data with this `chance`, on its own. `rounds`: how many of `most`
-    the bound on epsilon allows.
+    """Of Gaussian releases, in each of which a client or site takes part with this `chance`. `rounds`: how many of `most` the
+    bound on epsilon allows.
 
     Raises:
         ConfigurationError: dp-accounting is not installed, or one round spends more than is allowed.
@@ -44,8 +44,8 @@ class Budget:
         spent, privacy = self.spent(releases), self._privacy
         if privacy.epsilon is None or self.rounds == self._most or releases < self.rounds:
             return spent, ""
-        of = f"epsilon {spent:.3g} of {privacy.epsilon:g} at delta {privacy.delta:g}"
-        return spent, f"{of} is spent, after {self.rounds} rounds"
+        of = f"{privacy.epsilon:g} at delta {privacy.delta:g}"
+        return spent, f"epsilon {spent:.3g} of {of} is spent, after {self.rounds} rounds"
 
     def _allowed(self, epsilon: float) -> int:
         allowed = bisect_right(range(1, self._most + 1), epsilon, key=self.spent)

@@ -48,19 +48,25 @@ class SecureExchange(ServerExchange):
         self._said: Said = Outside()
         self._clipped = False  # and the user was told
 
+    def begin(self, lost: SeatLostError | None = None) -> None:
+        super().begin(lost)
+        if self._budget is not None and lost is None and self.state.before:
+            warn(
+                f"epsilon counts versions, and the run goes on from version {self.state.version}: if more rounds were made "
+                "before it was interrupted, what these spent comes on top"
+            )
+
     def _push(self, waits: bool = False, whole: bool = False) -> None:
         if self._noise is None and self._steps and not self.used.counted:
             raise ConfigurationError(
                 f"worker {self.state.worker} took {self._steps} steps and says no samples: sites add up by samples; say "
                 "worker.contribute(samples=...)"
             )
-        samples = self.used.counted if self._steps else 0  # else nothing lies in the slot
-        if self._noise is not None:
-            samples = 1
+        samples = 1 if self._noise is not None else self.used.counted if self._steps else 0
         opened = self._in_round(Site(self.state.worker, samples, self._sums, self._identities, os.urandom))
         if opened is not None:
             self._said = opened
-            if self._noise is not None:
+            if self._noise is not None:  # as each site, whatever it did
                 self.used()
                 self._steps, self.used.said, self._finite = 1, 1, True
             super()._push(waits=True)
@@ -99,12 +105,12 @@ class SecureExchange(ServerExchange):
             warn_not_finite(self.state.worker)
         numbers = trained(self.replica.slot)
         if self._noise is not None:
-            if not (finite and self._steps):
+            if not (finite and self._steps):  # it did not move, and nobody may know
                 numbers.fill(0.0)
             self._noise.to_words(numbers, site.weight, os.urandom(32))
         elif finite:
             self._to_words(numbers, site.weight)
-        else:
+        else:  # it is out of this round
             return self._say(Outside(), finite=False)
         site.mask(numbers)
         return self._say(Masked(), ALL_PARTS)
