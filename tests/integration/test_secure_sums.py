@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
+import signal
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,14 @@ from torch.nn.functional import cross_entropy
 import plesio as ps
 from plesio.cli.settings import strategy_of
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
+from plesio.masking.noise import NORMALS
 from plesio.masking.numbers import trained
 from plesio.masking.words import MASKING
 from plesio.memory.masked_sums import MaskedSums
 from plesio.protocol.worker import Contribution
+from plesio.strategy import Strategy
+from plesio.strategy.answers import BySamples
+from plesio.worker.budget import Budget
 from plesio.worker.clients import Clients
 
 SITES, ROUNDS = 8, 4
@@ -134,7 +142,7 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
     [
         (lambda: ps.fedavg(first=3, secure=SECURE), "what is folded could be a single site's"),
         (lambda: replace(ps.fedbuff(3), send=ps.fedavg(secure=SECURE).send), "what is folded could be a single site's"),
-        (lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE), "it is to see no site"),
+        (lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE), "per_round is of clients"),
         (lambda: ps.fedavg(codec="int8", secure=SECURE), "which no codec keeps"),
         (lambda: ps.fedavg(codec=ps.strategy.answers.TopK(0.1), secure=SECURE), "which no codec keeps"),
         (lambda: ps.fedavg(overlap=True, secure=SECURE), "leave overlap out"),
@@ -144,7 +152,7 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
         (lambda: ps.SecureSums(5, 0.0), "clip must be a number above 0"),
         (lambda: ps.fedavg(secure=SECURE).check_workers(4), "4 sites, and a round takes 5"),
         (lambda: ps.fedavg(secure=SECURE).check_workers(10), "threshold=5 is not more than half of them"),
-        (lambda: strategy_of("fedavg(secure=5)", 8), "write how many sites a round takes"),
+        (lambda: strategy_of("fedavg(secure=5)", 8), "write THRESHOLD:CLIP, such as secure=5:0.1"),
     ],
 )
 def test_strategies_that_would_show_a_site_are_refused(make: Callable[[], object], why: str) -> None:
@@ -211,11 +219,11 @@ def test_what_moves_further_than_clip_is_cut_off_and_told() -> None:
     )
 
 
-def rests(worker: ps.Worker) -> None:
+def rests(worker: ps.Worker, rounds: int = 2) -> None:
     """One of the sites has no step to tell of in the second round."""
     model = build()
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for round in range(2):
+    for round in range(rounds):
         for one in model.parameters():
             one.grad = torch.full_like(one, 1.0 + worker.rank)
         if worker.rank != 7 or round == 0:
@@ -252,3 +260,123 @@ def test_a_site_whose_numbers_are_not_finite_is_left_out_of_its_round() -> None:
 
 def furthest_from(start: dict[str, torch.Tensor], done: ps.Run, moved: float) -> float:
     return max(float((start[name] - done.state_dict[name] - moved).abs().max()) for name in start)
+
+
+# With noise
+
+NORM = 5.0
+CUT = NORM / 771**0.5  # as far as each of the 771 parameters moves, if all do alike
+
+
+def private(noise: float = 1.0, **settings: Any) -> ps.Strategy:
+    privacy = ps.Privacy(**{"clip": NORM, "noise": noise, "delta": 1e-3, **settings})
+    return ps.fedavg(secure=ps.SecureSums(5, 2.0), privacy=privacy)
+
+
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plesio.masking.noise.normals", lambda key: repeat(np.zeros(NORMALS)))
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.filterwarnings("ignore:worker.contribute.samples=1. without an optimizer.step")
+def test_private_sites_count_alike_and_one_that_rests_takes_part() -> None:
+    """Site k moves by (k + 1) / 10, and all but the first further than the norm; nothing tells what they trained on."""
+    done = run(private(), rests)
+    assert furthest_from(build().state_dict(), done, (0.1 + 7 * CUT) / 8 + (0.1 + 6 * CUT) / 8) < 1e-5
+    assert (done.version, done.samples, done.steps) == (2, 2 * SITES, 2 * SITES)
+
+
+@pytest.mark.usefixtures("no_noise")
+def test_a_private_site_whose_numbers_are_not_finite_counts_as_one_that_did_not_move() -> None:
+    with pytest.warns(RuntimeWarning, match="worker 2: a contribution held a NaN"):
+        done = run(private(), diverges_once)
+    assert furthest_from(build().state_dict(), done, 0.01 * 7 / 8 + 0.01) < 1e-5
+
+
+def test_versions_have_noise_of_the_sites_alone() -> None:
+    """8 runs: 3,084 differences; 8% are six deviations."""
+    ends = [run(private(0.1), functools.partial(rests, rounds=1)).state_dict for _ in range(8)]
+    flat = [torch.cat([value.flatten().double() for value in one.values()]) for one in ends]
+    differences = torch.cat([one - other for one, other in zip(flat[::2], flat[1::2], strict=True)]) / 2**0.5
+    assert float(differences.std()) == pytest.approx(0.1 * NORM * (SITES / 5) ** 0.5 / SITES, rel=0.08)
+
+
+def goes_on(worker: ps.Worker, log: bool = False, rounds: int = 1000) -> None:
+    model = build()
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    while worker.version < rounds:
+        for one in model.parameters():
+            one.grad = torch.ones_like(one)
+        optimizer.step()
+        worker.contribute(samples=1 + worker.rank)
+        if log:
+            worker.log(loss=1.0)
+
+
+def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
+    done = run(private(4.0, epsilon=2.0), goes_on)
+    epsilon = [Budget(ps.Privacy(NORM, 4.0, 1e-3)).spent(rounds) for rounds in (done.version, done.version + 1)]
+    assert epsilon[0] <= 2.0 < epsilon[1]
+    assert re.search(rf"epsilon {epsilon[0]:.3g} of 2 at delta 0.001 is spent, after {done.version} rounds", done.ended)
+    assert done.logged[-1].metrics["epsilon"] == pytest.approx(epsilon[0])
+    assert done.samples == SITES * done.version, "no site sent more"
+    with pytest.raises(
+        ps.ConfigurationError, match=r"one round spends .* at delta 0.001; allow more, or give more noise"
+    ):
+        run(private(0.1, epsilon=1.0), goes_on)
+
+
+def test_a_resumed_private_run_goes_on_counting_and_warns_of_lost_rounds(tmp_path: Path) -> None:
+    strategy = private(4.0, epsilon=2.0)
+    first = run(strategy, functools.partial(goes_on, rounds=2), checkpoint=ps.Checkpoint(every_s=60.0), runs=tmp_path)
+    assert first.version == 2
+    with pytest.warns(RuntimeWarning, match="epsilon counts versions, and the run goes on from version 2"):
+        done = run(strategy, goes_on, resume=first.folder)
+    assert f"after {done.version} rounds" in done.ended
+
+
+def is_killed(worker: ps.Worker) -> None:
+    """Site 2, in the second round; 20,000 parameters."""
+    model = nn.Linear(100, 200, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    while worker.version < 3:
+        if worker.rank == 2 and worker.version == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+        worker.contribute()
+
+
+def test_the_noise_of_processes_is_enough_without_one_that_is_killed() -> None:
+    """Of 5 sites in a round and of 4 in two; 3% are six deviations."""
+    done = ps.run(is_killed, ps.fedavg(secure=ps.SecureSums(3, 1.0), privacy=ps.Privacy(1.0, 2.0, 1e-5)), workers=5)
+    assert (done.version, done.samples) == (3, 5 + 4 + 4)
+    expected = sum(2.0**2 * sites / 3 / sites**2 for sites in (5, 4, 4)) ** 0.5
+    assert float(done.state_dict["weight"].std()) == pytest.approx(expected, rel=0.03)
+
+
+def test_what_private_sites_cannot_have_is_refused() -> None:
+    secure, privacy = ps.SecureSums(5, 2.0), ps.Privacy(1.0, 1.0, 1e-5)
+    with pytest.raises(ps.StrategyError, match="per_round is of clients, and sites are in each round"):
+        ps.fedavg(secure=secure, privacy=ps.Privacy(1.0, 1.0, 1e-5, per_round=8))
+    with pytest.raises(ps.StrategyError, match="Privacy without per_round is for sites"):
+        ps.fedavg(privacy=privacy)
+    with pytest.raises(ps.StrategyError, match=r"sites weigh before they add up; use weigh=Equal\(\)"):
+        replace(ps.fedavg(secure=secure, privacy=privacy), weigh=BySamples())
+    with pytest.raises(ps.StrategyError, match="masks cancel in sums of whole numbers, which no codec keeps"):
+        ps.fedavg(secure=secure, privacy=privacy, codec="int8")
+    with pytest.raises(ps.StrategyError, match="leave codec, privacy and secure sums out"):
+        ps.fedavg(secure=secure, privacy=privacy, combine="median")
+    with pytest.raises(ps.ConfigurationError, match=r"worker\.log under privacy="):
+        run(private(), functools.partial(goes_on, log=True))
+
+
+def test_private_sums_as_words() -> None:
+    said = strategy_of("fedavg(secure=5:2, privacy=1:1.1:1e-5:8)", 8)
+    assert said.send == ps.fedavg(secure=ps.SecureSums(5, 2.0), privacy=ps.Privacy(1.0, 1.1, 1e-5, epsilon=8.0)).send
+    assert Strategy.from_data(said.name, said.as_data()) == said
+    for wrong in ("secure=5:2:3", "secure=5", "privacy=1:x:1", "secure=5:2, privacy=1:1.1:1e-5:8:3"):
+        with pytest.raises(ps.StrategyError, match=r"write [A-Z:]+, such as (secure|privacy)="):
+            strategy_of(f"fedavg({wrong})", 8)

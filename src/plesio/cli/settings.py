@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Every, SecureSums
+from plesio.strategy.answers import Every, Privacy, SecureSums
 from plesio.strategy.answers.work import span
 from plesio.strategy.recipes import RECIPES, auto, phases, recipe, usual_first
 
-Value = int | float | bool | str | Every | SecureSums
+Value = int | float | bool | str | Every | Privacy | SecureSums
 
+IN_WORDS: dict[str, tuple[Callable[..., Privacy | SecureSums], dict[str, type], int, str]] = {
+    "secure": (SecureSums, {"threshold": int, "clip": float}, 2, "secure=5:0.1"),
+    "privacy": (
+        Privacy,
+        {"clip": float, "noise": float, "delta": float, "epsilon": float},
+        3,
+        "privacy=1:1.1:1e-5 of sites, or with a bound on epsilon privacy=1:1.1:1e-5:8",
+    ),
+}
+"""Answers that are written as numbers with colons between: these, so many at least, and an example."""
 _CALL = re.compile(r"\s*(\w[\w! -]*?)\s*(?:\((.*)\))?\s*", re.DOTALL)  # also a name that others have, such as Hogwild!
 _BEGINS = re.compile(r"\s*(\d+)\s*:")
 _SHOWN = re.compile(r"every (\S+?) ?(s|steps)")  # as `Steps` and `Seconds` show themselves in a table
@@ -106,23 +116,24 @@ def _setting(name: str, text: str, position: int | None) -> tuple[str, Value]:
 
 
 def _value(key: str, text: str) -> Value:
-    """A whole number, a number, true or false, or the text itself; for `every` steps or seconds; for `secure` THRESHOLD:CLIP."""
+    """A whole number, a number, true or false, or the text itself; for `every` steps or seconds; for others as in `IN_WORDS`."""
     if key == "every":
         return span(text)
-    if key == "secure":
-        return _secure(text)
+    if key in IN_WORDS:
+        return _with_colons(key, text)
     try:
         return msgspec.convert(text, int | float | bool, strict=False)
     except msgspec.ValidationError:
         return text.strip("'\"")
 
 
-def _secure(text: str) -> SecureSums:
-    threshold, _, clip = text.partition(":")
+def _with_colons(key: str, text: str) -> Privacy | SecureSums:
+    answer, fields, least, such_as = IN_WORDS[key]
+    parts = text.split(":")
     try:
-        numbers = int(threshold), float(clip)
+        numbers = {field: kind(part) for (field, kind), part in zip(fields.items(), parts, strict=False)}
     except ValueError:
-        raise StrategyError(
-            f"secure={text}: write how many sites a round takes, and how far a parameter may move, such as secure=5:0.1"
-        ) from None
-    return SecureSums(*numbers)
+        numbers = {}
+    if not least <= len(numbers) == len(parts):
+        raise StrategyError(f"{key}={text}: write {':'.join(fields).upper()}, such as {such_as}")
+    return answer(**numbers)

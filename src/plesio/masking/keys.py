@@ -83,7 +83,7 @@ def commitment(seed: bytes) -> bytes:
 def add_mask(words: np.ndarray, key: bytes, sign: int) -> None:
     """Add the mask of this key to numbers modulo 2^32, or take it off (`sign` -1)."""
     add = np.add if sign > 0 else np.subtract
-    for piece, mask in zip(_pieces(words), _mask(key), strict=False):
+    for piece, mask in zip(_pieces(words), stream_of(key), strict=False):
         add(piece, mask[: len(piece)], out=piece)
 
 
@@ -92,8 +92,8 @@ def _pieces(words: np.ndarray) -> Iterator[np.ndarray]:
     return (words[at : at + size] for at in range(0, len(words), size))
 
 
-def _mask(key: bytes) -> Iterator[np.ndarray]:
-    """The stream of a key, without end."""
+def stream_of(key: bytes) -> Iterator[np.ndarray]:
+    """The stream of a key, without end, a piece at a time; a piece is overwritten by the next."""
     encryptor = Cipher(AES256(key), CTR(FIRST)).encryptor()
     zeros, stream = bytes(PIECE), bytearray(PIECE)
     while True:

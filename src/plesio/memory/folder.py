@@ -157,7 +157,7 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     precision."""
     wide = state_layout(strategy, layout)
     kept = kept_copies(specs, wide) if specs else 0
-    as_one = strategy.send.privacy is not None or strategy.combine.robust
+    as_one = strategy.server_noise is not None or strategy.combine.robust
     masters = (2 + strategy.correct.corrects + as_one) * (wide is not layout)
     if strategy.adopt.looks_ahead and kept:
         return masters + kept + workers + held_by(strategy)

@@ -145,7 +145,7 @@ class AllAtOnce(Gather):
         self._held_absent = ALL  # of all that is in the buffer
         codec = strategy.send.codec
         self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
-        self._noise = Noise(strategy.send.privacy) if strategy.send.privacy is not None else None
+        self._noise = Noise(strategy.server_noise) if strategy.server_noise is not None else None
         self._strategy, combined = strategy, COMBINED[type(strategy.combine)]
         self._combined = combined(strategy.combine) if combined is not None else None
         layout, as_one = versions.buffers[0].layout, self._noise is not None or self._combined is not None

@@ -461,8 +461,9 @@ class Machine(Memory):
 
 
 def _masked_sums(blocks: Blocks) -> MaskedSums | None:
-    if blocks.strategy.send.secure is None:
+    send = blocks.strategy.send
+    if send.secure is None:
         return None
     from plesio.memory.masked_sums import MaskedSums  # the cryptography takes a while to import
 
-    return MaskedSums(blocks.strategy.send.secure, blocks.slots)
+    return MaskedSums(send.secure, send.privacy, blocks.slots)

@@ -15,22 +15,24 @@ from msgspec.structs import replace
 
 from plesio.core.events import Fold
 from plesio.masking.head import Head
+from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_numbers, trained
 from plesio.masking.words import MASKING, Masked, Opened, Said, Told
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.payloads import WORDS, put_words
 from plesio.protocol.worker import Contribution
-from plesio.strategy.answers import SecureSums
+from plesio.strategy.answers import Privacy, SecureSums
 from plesio.tensors.arena import ALL_PARTS, Arena
 
 decode: Callable[[bytes], Said] = decoder_of(Said)
 
 
 class MaskedSums:
-    """Of what lies in `slots`."""
+    """Of what lies in `slots`; with `privacy` the sites add noise."""
 
-    def __init__(self, secure: SecureSums, slots: Sequence[Arena]) -> None:
-        self._slots, self._clip = slots, secure.clip
+    def __init__(self, secure: SecureSums, privacy: Privacy | None, slots: Sequence[Arena]) -> None:
+        self._slots = slots
+        self._limit = secure.clip if privacy is None else SiteNoise(secure, privacy).limit
         self._head = Head(secure)
         self._sum = np.zeros_like(trained(slots[0]).view(np.uint32))
         self._news: deque[str] = deque()
@@ -65,7 +67,7 @@ class MaskedSums:
         if why:
             self._give_up(f"{why}; version {fold.version} is the one before")
         else:
-            to_numbers(self._sum, self._clip, share, trained(self._slots[first.worker]))
+            to_numbers(self._sum, self._limit, share, trained(self._slots[first.worker]))
         self._sum.fill(0)
         return None if why else replace(fold, members=(replace(first, share=1.0),))
 

@@ -121,8 +121,8 @@ class Strategy:
             )
         if self.send.stepped and self.correct != answers.Plain():
             self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
-        if self.send.privacy is not None:
-            self._check_privacy()
+        if self.server_noise is not None:
+            self._check_privacy(self.server_noise)
         if self.send.control:
             self._check_control()
         if self.combine.robust:
@@ -169,8 +169,11 @@ class Strategy:
                 "scaffold(), without buffers, codec, privacy or a leash"
             )
 
-    def _check_privacy(self) -> None:
+    def _check_privacy(self, privacy: answers.Privacy) -> None:
         """The bound is on one client's part of a release."""
+        if privacy.per_round is None:
+            why = "Privacy without per_round is for sites, which take part in each round; give per_round, or secure="
+            self._refuse("send", "every", why)
         if not self.every.by_client:
             self._refuse("send", "every", "privacy is for clients; use every=Clients(), as fedavg(privacy=...) does")
         if self.gather != answers.Round():
@@ -197,7 +200,7 @@ class Strategy:
 
     def _check_secure(self) -> None:
         """Nothing but the sum over the sites of a round is to be had."""
-        gather, codec = self.gather, self.send.codec or self.adopt.codec
+        privacy, gather, codec = self.send.privacy, self.gather, self.send.codec or self.adopt.codec
         whole = isinstance(gather, answers.Round) and gather.first is None and gather.deadline_s is None
         reasons = {
             "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does": (
@@ -205,13 +208,13 @@ class Strategy:
                 self.every.by_client,
             ),
             "what is folded could be a single site's; use fedavg, fedopt or fedprox, without first": ("gather", whole),
-            "the server would add the noise, and it is to see no site; leave privacy out": (
-                "weigh",
-                not self.send.privacy,
+            "per_round is of clients, and sites are in each round; leave it out": (
+                "every",
+                privacy is None or privacy.per_round is None,
             ),
-            "sites weigh by samples before they add up; use weigh=BySamples()": (
+            f"sites weigh before they add up; use weigh={'BySamples' if privacy is None else 'Equal'}()": (
                 "weigh",
-                self.weigh == answers.BySamples(),
+                self.weigh == (answers.BySamples() if privacy is None else answers.Equal()),
             ),
             "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out": (
                 "adopt",
@@ -321,6 +324,11 @@ class Strategy:
             outer=answers.Average(),
             release=answers.AfterFold(),
         )
+
+    @property
+    def server_noise(self) -> answers.Privacy | None:
+        """The privacy whose noise the server adds; with secure sums the sites do."""
+        return self.send.privacy if self.send.secure is None else None
 
     @property
     def steps_at_server(self) -> bool:

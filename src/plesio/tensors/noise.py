@@ -19,6 +19,7 @@ class Noise:
     """Makes of a round's mean contribution the sum, with noise."""
 
     def __init__(self, privacy: Privacy) -> None:
+        assert privacy.per_round is not None, "it is for clients"
         self._deviation = privacy.noise * privacy.clip / privacy.per_round
 
     def add(self, mean: Arena, count: int) -> None:

@@ -114,9 +114,10 @@ class Given:
                 "ps.Clients and overlap=True (training on while an answer travels): a client begins with the global parameters, "
                 "and its worker waits for them; leave overlap out, or let the loop say worker.contribute(samples=...)"
             )
-        if exchange.private and not self.clients:
+        if exchange.private and not self.clients and not exchange.secure:
             raise ConfigurationError(
-                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped"
+                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is clipped with "
+                "secure= alone"
             )
         if exchange.sums and not self.clients:
             raise ConfigurationError(

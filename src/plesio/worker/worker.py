@@ -18,6 +18,7 @@ from plesio.tables.module import Table
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.clients import Clients, LeasedClients
+from plesio.worker.clients.accountant import tell
 from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
@@ -555,6 +556,8 @@ class Worker:
         if self._context.by_round:
             self._metrics.flush()  # what the head is told of this round
         exchange.contribute(samples)
+        if (spent := exchange.spent()) is not None:
+            tell(self._context, *spent)
 
     def counter(self, name: str) -> Counter:
         """A counter that all workers share: `games = worker.counter("episodes")`, then `while games.value < 10_000:` and

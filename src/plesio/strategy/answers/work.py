@@ -219,7 +219,7 @@ class Delta(Answer):
 
     With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next.
     With `privacy` each client's is clipped, and the server adds noise to their sum.
-    With `secure` it sees the sum over sites alone.
+    With `secure` it sees the sum over sites alone; with both each site clips its own, and adds its share of the noise.
 
     With `fragments` the model is in so many parts of whole tensors, and an exchange is of one part, both ways: each in its turn
     (Douillard et al. 2025, arXiv 2501.18512). The worker goes on with the other parts from where it is. Its last exchange is of
@@ -238,12 +238,13 @@ class Delta(Answer):
     differs: ClassVar[bool] = True
 
     def __str__(self) -> str:
-        if self.privacy is not None:
-            return f"delta, {self.privacy}"
+        private = "" if self.privacy is None else f", {self.privacy}"
+        if self.secure is not None:
+            return f"delta, in a secure sum of {self.secure}{private}"
+        if private:
+            return f"delta{private}"
         if self.control:
             return "delta, control variates"
-        if self.secure is not None:
-            return f"delta, in a secure sum of {self.secure}"
         name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
         if self.codec is None:
             return name

@@ -72,8 +72,9 @@ def fedavg(
         clients_min: of sites: how many make a version, at least. With fewer a round waits, for the run's `timeout_s` at most.
         clients_wanted: of sites: a version is made when so many have come, or at the deadline; None: of all that are there.
         codec: as in `diloco`.
-        privacy: differential privacy for clients, who then count alike, whatever samples they have.
-        secure: the head sees the sum over the sites of a round alone; not with `ps.Clients`, `first`, a codec or `privacy`.
+        privacy: differential privacy for clients, or with `secure` for sites, who then count alike, whatever samples they have.
+        secure: the head sees the sum over the sites of a round alone; not with `ps.Clients`, `first` or a codec. With `privacy`
+            each site adds a share of the noise.
         combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
             `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. Not with `first`, nor with `ps.Clients`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
@@ -228,7 +229,7 @@ def _rounds(
     least, wanted, deadline_s = sites.values()
     if least is wanted is deadline_s is None:
         return whole
-    if sent["send"].privacy is not None:
+    if sent["send"].privacy is not None and sent["send"].secure is None:
         raise StrategyError(
             f"{name}: privacy is for ps.Clients, which has a clients_min of its own; leave those of sites out"
         )

@@ -140,6 +140,10 @@ class Exchange:
             "trains alone, such as local_sgd or fedavg"
         )
 
+    def spent(self) -> tuple[float, str] | None:
+        """The epsilon that this site's versions have spent, and why the run ends with it; None: it is no private site."""
+        return None
+
     def make_way(self) -> bool:
         """Others wait in a round for this worker, which waits for them elsewhere, between two steps: let them go on without it;
         whether that is possible."""

@@ -12,15 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from plesio.errors import ConfigurationError
+from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_words, trained
 from plesio.masking.site import Identities, Site
 from plesio.masking.words import MASKING, AllKeys, Came, ForSite, GivenUp, Masked, Opened, Outside, Said, Told, Wait
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import WORDS, words_in
-from plesio.protocol.worker import Aside, Contribution, GoOn, Riding
+from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Riding
 from plesio.tensors.arena import ALL_PARTS
+from plesio.worker.budget import Budget
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.warn import warn, warn_not_finite
 
@@ -29,30 +32,52 @@ decode: Callable[[bytes], Told] = decoder_of(Told)
 
 @dataclass(eq=False)
 class SecureExchange(ServerExchange):
-    """One site's part of rounds with secure sums."""
+    """One site's part of rounds with secure sums. Under privacy it adds its share of the noise, and tells as little of its data
+    otherwise: it takes part in each round, as one step on one sample."""
 
     secure = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         assert self.strategy.send.secure is not None, "else there is another exchange"
-        self._sums = self.strategy.send.secure
+        self._sums, privacy = self.strategy.send.secure, self.strategy.send.privacy
+        self._noise = SiteNoise(self._sums, privacy) if privacy is not None else None
+        self._budget = Budget(privacy) if privacy is not None else None
         self._identities = Identities(os.urandom)
         self._is_usual = False
         self._said: Said = Outside()
         self._clipped = False  # and the user was told
 
+    def begin(self, lost: SeatLostError | None = None) -> None:
+        super().begin(lost)
+        if self._budget is not None and lost is None and self.state.before:
+            warn(
+                f"epsilon counts versions, and the run goes on from version {self.state.version}: if more rounds were made "
+                "before it was interrupted, what these spent comes on top"
+            )
+
     def _push(self, waits: bool = False, whole: bool = False) -> None:
-        if self._steps and not self.used.counted:
+        if self._noise is None and self._steps and not self.used.counted:
             raise ConfigurationError(
                 f"worker {self.state.worker} took {self._steps} steps and says no samples: sites add up by samples; say "
                 "worker.contribute(samples=...)"
             )
-        samples = self.used.counted if self._steps else 0  # else nothing lies in the slot
+        samples = 1 if self._noise is not None else self.used.counted if self._steps else 0
         opened = self._in_round(Site(self.state.worker, samples, self._sums, self._identities, os.urandom))
         if opened is not None:
             self._said = opened
+            if self._noise is not None:  # as each site, whatever it did
+                self.used()
+                self._steps, self.used.said, self._finite = 1, 1, True
             super()._push(waits=True)
+
+    def _hear(self, answer: Beginning | GoOn) -> None:
+        super()._hear(answer)
+        if self._budget is not None and self.state.version >= self._budget.rounds:
+            self.state.stopped = True  # nothing leaves this site any more
+
+    def spent(self) -> tuple[float, str] | None:
+        return self._budget.after(self.state.version) if self._budget is not None else None
 
     def _in_round(self, site: Site) -> Opened | None:
         """Send the masked numbers; what opens the sum, if this site is to say it."""
@@ -78,16 +103,25 @@ class SecureExchange(ServerExchange):
             self.replica.settle()
         if not finite:
             warn_not_finite(self.state.worker)
-            return self._say(Outside(), finite=False)
         numbers = trained(self.replica.slot)
-        largest = to_words(numbers, self._sums.clip, site.weight)
+        if self._noise is not None:
+            if not (finite and self._steps):  # it did not move, and nobody may know
+                numbers.fill(0.0)
+            self._noise.to_words(numbers, site.weight, os.urandom(32))
+        elif finite:
+            self._to_words(numbers, site.weight)
+        else:  # it is out of this round
+            return self._say(Outside(), finite=False)
+        site.mask(numbers)
+        return self._say(Masked(), ALL_PARTS)
+
+    def _to_words(self, numbers: np.ndarray, weight: float) -> None:
+        largest = to_words(numbers, self._sums.clip, weight)
         if largest > self._sums.clip and not self._clipped:
             self._clipped = True
             warn(
                 f"a parameter moved by {largest:.3g} in a round, and is cut off at clip={self._sums.clip:g}: others may be, too"
             )
-        site.mask(numbers)
-        return self._say(Masked(), ALL_PARTS)
 
     def _say(self, said: Said, part: int = WORDS, finite: bool = True) -> Told | None:
         """Exchange words; None: the round is over for this site, which goes on from a version."""
