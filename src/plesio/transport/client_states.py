@@ -43,6 +43,11 @@ class ClientStates:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def begins(self) -> bytes | None:
+        """What every client begins with; None: nobody has said it."""
+        path = self.folder / BEGIN
+        return _read(path) if path.exists() else None
+
     # A worker's side
 
     def begin(self, data: bytes) -> bytes:

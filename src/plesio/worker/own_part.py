@@ -6,7 +6,7 @@ there. The worker's optimizer steps them where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -66,6 +66,11 @@ class OwnPart:
         tensors = list(own.values())
         held = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
         return cls(own, held) if own else None
+
+    @classmethod
+    def named(cls, model: nn.Module, wanted: Container[str]) -> OwnPart:
+        """What of the model has these names."""
+        return cls({name: tensor for tensor, aliases in _names(model) for name in aliases if name in wanted})
 
     @property
     def identities(self) -> set[int]:

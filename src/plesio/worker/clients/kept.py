@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.riders.turns import Turning
@@ -68,6 +69,14 @@ class KeptByClients:
         self._files.put(
             turning.coming, client, _saved({whose: _plain(one, f"client.{whose}") for whose, one in record.items()})
         )
+
+
+def take_own(model: nn.Module, files: ClientStates, client: int, version: int) -> None:
+    """Bring into `model` what of it is not shared, as the client has it in this version."""
+    begin = files.begins()
+    if begin is not None:
+        own = _loaded(files.get(client, version) or begin)["own"]
+        OwnPart.named(model, own).take(own)
 
 
 def _saved(record: Record) -> bytes:
