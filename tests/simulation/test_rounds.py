@@ -246,6 +246,7 @@ def test_a_resumed_run_draws_what_the_whole_one_does(tmp_path: Path) -> None:
         (lambda one: one.choose([1, 2]), "2 clients, and a round has 3"),
         (lambda one: one.choose([1, 2, 99]), "there is no client 99; they are 0 to 11"),
         (lambda one: one.choose([1, 2, "a"]), "clients are known by their numbers"),
+        (lambda one: one.choose([1, 2, 0.5]), "clients are known by their numbers"),
         (lambda one: one.choose([1, 2, -1]), "clients are known by their numbers"),
         (lambda one: one.evaluate(lambda net: 3), "evaluate returned 3"),
         (lambda one: one.evaluate_clients(clients()), "give a function"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from plesio.observe.summary import Evaluation
 from plesio.protocol.launcher import RoundMade
 from plesio.server.judge import as_metrics
 from plesio.strategy import Strategy
-from plesio.strategy.answers.answer import WHOLE
 from plesio.transport.client_states import ClientStates
 from plesio.worker.clients import CLIENTS, Clients
 from plesio.worker.clients.kept import take_own
@@ -130,18 +130,19 @@ class Round:
         Raises:
             ConfigurationError: fewer than a round has, no whole numbers, the run has no such clients, or it is private.
         """
-        strategy, chosen = self._config.strategy, {*clients} if clients is not None else None
+        strategy = self._config.strategy
         if self._per_round is None or not strategy.every.by_client:
             raise ConfigurationError("round.choose: this run has no ps.Clients to choose among")
         if strategy.send.privacy is not None:
             raise ConfigurationError("round.choose: privacy= counts on each client's chance to be drawn; leave one out")
-        if wrong := [one for one in chosen or () if not WHOLE.holds(one)]:
+        chosen = {*clients} if clients is not None else None
+        if wrong := [one for one in chosen or () if not (isinstance(one, Integral) and one >= 0)]:
             raise ConfigurationError(f"round.choose({wrong[0]!r}): clients are known by their numbers, from 0")
         if chosen is not None and len(chosen) < self._per_round:
             raise ConfigurationError(
                 f"round.choose: {len(chosen)} clients, and a round has {self._per_round}: choose as many or more"
             )
-        self.chosen = tuple(sorted(chosen or ()))
+        self.chosen = tuple(sorted(map(int, chosen or ())))
 
     def stop(self, why: str) -> None:
         """End the run with this version; `run.ended` says why."""

@@ -199,6 +199,9 @@ class Strategy:
         """Nothing but the sum over the sites of a round is to be had."""
         if not self.every.by_client:
             self._refuse("send", "every", "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does")
+        if self.send.privacy is not None:
+            why = "the server would add the noise, and sees no client; leave privacy or secure out"
+            self._refuse("send", "weigh", why)
         whole = isinstance(self.gather, answers.Round) and self.gather.first is None and self.gather.deadline_s is None
         if not whole:
             why = "what is folded could be a single site's, and a secure sum is of all of a round; use fedavg, fedopt or fedprox"
@@ -212,10 +215,6 @@ class Strategy:
         if self.send.fragments > 1 or self.adopt.late:
             self._refuse(
                 "send", "adopt", "the sites of a round agree on masks for the whole; leave overlap and fragments out"
-            )
-        if self.send.privacy is not None:
-            self._refuse(
-                "send", "weigh", "the server would add the noise, and sees no client; leave privacy or secure out"
             )
 
     def _check_via(self) -> None:
