@@ -140,7 +140,9 @@ def keep(files: Mapping[str, Path], checkpoint: Path) -> None:
         return
     into = checkpoint / FOLDER
     into.mkdir()
-    new = [into / name for name, path in files.items() if path.stat().st_nlink == 1]  # others are in an older checkpoint
+    new = [
+        into / name for name, path in files.items() if path.stat().st_nlink == 1
+    ]  # others are in an older checkpoint
     for name, path in files.items():
         link(path, into / name)
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -81,11 +81,11 @@ class OwnPart:
         return [one for one in self.tensors.values() if isinstance(one, nn.Parameter)]
 
     def check(self, strategy: Strategy, judged: bool) -> None:
-        """Raise `ConfigurationError` unless workers step by themselves. `judged`: `evaluate` is to be given a whole model."""
+        """Raise `ConfigurationError` unless workers step by themselves. `judged`: somebody is to be given a whole model."""
         if judged:
             raise ConfigurationError(
-                f"evaluate= judges one model, and prepare(share=...) leaves {listed(list(self.tensors))} to each worker; measure "
-                "in the training function"
+                f"evaluate= and on_round= are given one model, and prepare(share=...) leaves {listed(list(self.tensors))} to "
+                "each worker; leave them out, and measure in the training function"
             )
         for one in strategy.phases:
             if not (one.send.stepped and one.via.at_server) or one.every.among_ranks:

@@ -60,7 +60,9 @@ class SecureExchange(ServerExchange):
         if isinstance(told, AllKeys):
             shares = site.shares(told)
             for one in self._identities.anew:
-                warn(f"the head says that site {one} has a new process, with a new key; make sure that it was started again")
+                warn(
+                    f"the head says that site {one} has a new process, with a new key; make sure that it was started again"
+                )
             told = self._say(shares)
         if isinstance(told, ForSite):
             site.take(told)
