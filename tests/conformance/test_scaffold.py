@@ -291,3 +291,24 @@ def test_a_strategy_that_cannot_be(change: dict[str, Any]) -> None:
     fields = {field: getattr(ps.scaffold(), field) for field in ps.scaffold().__slots__}
     with pytest.raises(ps.StrategyError, match=r"take scaffold\(\), without buffers, codec"):
         Strategy(**{**fields, **change})
+
+
+def test_gradients_stay_the_users() -> None:
+    """A loop may step twice by the same ones, or add to them: each step has one correction."""
+    seen: list[bool] = []
+
+    def check(worker: ps.Worker) -> None:
+        model = Net()
+        model, optimizer, lent = worker.prepare(model, plain(model), clients())
+        for client in lent:
+            for inputs, labels in client:
+                optimizer.zero_grad()
+                cross_entropy(model(inputs), labels).backward()
+                before = [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+                optimizer.step()
+                now = [one.grad for one in model.parameters()]
+                seen.append(all(a is b or torch.equal(a, b) for a, b in zip(before, now, strict=True)))  # type: ignore[arg-type]
+
+    ps.run(check, ps.scaffold(), workers=1, engine=ps.Simulated("uniform"))
+    assert seen
+    assert all(seen)

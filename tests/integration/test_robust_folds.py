@@ -121,7 +121,7 @@ def test_a_round_that_becomes_too_small_ends_the_run_in_words() -> None:
         ps.ConfigurationError, match=r"version 1: fedavg\(combine=krum\) needs contributions of at least 5"
     ) as told:
         simulated(train, ROBUST["krum"])
-    assert "this one has 4, of worker 0, 1, 3, 5; the others left, or sent a NaN" in str(told.value)
+    assert "this one has 4, of worker 0, 1, 3, 5; the others left, had no samples, or sent a NaN" in str(told.value)
 
 
 def test_clients_are_refused() -> None:

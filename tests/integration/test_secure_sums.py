@@ -90,6 +90,7 @@ def test_in_processes_too_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
         ps.replay(half.folder, first)
 
 
+@pytest.mark.filterwarnings("ignore:the head says that site 1 has a new process")
 def test_two_of_eight_sites_die_and_one_comes_back() -> None:
     faults = (Crash(worker=1, at_s=0.5), Crash(worker=7, at_s=0.95), Restart(worker=1, at_s=1.0))
     machines = Cluster(MACHINES.groups, faults=faults)
@@ -237,6 +238,24 @@ def test_a_site_without_a_step_counts_for_nothing() -> None:
     assert done.version == 2
     assert furthest(done, plain) < 2 * 2.0 * 2.0**-16
     assert furthest_from(build().state_dict(), done, 0.45 + 0.4) < 2 * 2.0 * 2.0**-16
+
+
+def few_have_samples(worker: ps.Worker) -> None:
+    """In the first round alone all sites have some."""
+    model = build()
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for round in range(3):
+        for one in model.parameters():
+            one.grad = torch.full_like(one, 0.1)
+        optimizer.step()
+        worker.contribute(samples=int(worker.rank < 4 or not round))
+
+
+def test_a_sum_of_few_sites_is_not_opened_and_the_run_goes_on() -> None:
+    with pytest.warns(RuntimeWarning, match="4 of 8 sites have samples, and it takes 5"):
+        done = run(ps.fedavg(secure=SECURE), few_have_samples)
+    assert done.version == 1
+    assert any("4 of 8 sites have samples" in one.what for one in done.incidents)
 
 
 def diverges_once(worker: ps.Worker) -> None:

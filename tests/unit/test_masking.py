@@ -179,6 +179,20 @@ def test_a_site_without_samples_takes_part_and_weighs_nothing() -> None:
     assert np.abs(sites.round() - sites.mean(set(range(8)) - {3})).max() < UNIT
 
 
+def test_a_sum_that_few_sites_add_to_is_not_opened() -> None:
+    """Of the others it is known that they add nothing, so it is the sum of the few."""
+    sites = Sites()
+    sites.samples |= dict.fromkeys((0, 1, 2, 3), 0)
+    assert sites.round() == "4 of 8 sites have samples, and it takes 5"
+    sites.samples[0] = 4
+    assert not isinstance(sites.round(), str)
+    assert sites.round({Phase.SUM: {7}}) == "4 of 7 sites have samples, and it takes 5"
+    sites, told = at(Phase.OPEN)
+    sites.sites[1]._others = {site: replace(keys, samples=site // 4) for site, keys in sites.sites[1]._others.items()}
+    with pytest.raises(ProtocolError, match="4 of 8 sites have samples"):
+        sites.sites[1].open(told[1])  # type: ignore[arg-type]
+
+
 def test_what_the_head_hears_of_a_site_says_nothing_of_its_numbers() -> None:
     """Masked words are uniform, and the same numbers are masked to others each time; a late one stays masked by the seed."""
     sites = Sites(words=50_000)
@@ -295,8 +309,10 @@ def test_a_key_that_changes_within_the_life_of_a_process_is_refused() -> None:
         sites.round()
     sites = Sites()
     sites.round()
+    assert [one.anew for one in sites.identities] == [[]] * 8
     sites.identities[3], sites.head.lives[3] = Identities(os.urandom), 1  # another process has its seat
     assert not isinstance(sites.round(), str)
+    assert [one.anew for one in sites.identities] == [[3]] * 3 + [[]] + [[3]] * 4
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def run(
         (
             ps.local_sgd(),
             {"evaluate": lambda model: {"x": 1.0}},
-            "evaluate= judges one model",
+            "evaluate= and on_round= are given one model",
         ),
         (ps.fedavg(), {"built": 1}, "what share= leaves out has other values than on another worker"),
     ],

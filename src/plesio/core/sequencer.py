@@ -417,7 +417,7 @@ class Sequencer:
         least, over = self._gather.least or 0, self.grace_until_s == NEVER_S
         hopeless = self.workers - self.members.finished < least
         if first or over or hopeless:
-            came = sum(one.counts for one in self._pending)
+            came = sum(one.counts for one in self._pending) or len(self._pending)
             self._effects.append(events.Short(came, least, over, hopeless))
 
     def _drop_pending(self) -> None:

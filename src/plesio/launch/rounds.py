@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ from torch import nn
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, DeadlineError
-from plesio.launch.job import Live, Outcome
+from plesio.launch.job import Job, Live, Outcome
 from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation
 from plesio.protocol.launcher import RoundMade
 from plesio.server.judge import as_metrics
 from plesio.strategy import Strategy
-from plesio.strategy.answers.answer import WHOLE
 from plesio.transport.client_states import ClientStates
 from plesio.worker.clients import CLIENTS, Clients
-from plesio.worker.clients.kept import own_part_of
+from plesio.worker.clients.kept import take_own
 from plesio.worker.randomness.seeding import step_seed
 
 Metrics = dict[str, float]
@@ -77,9 +77,9 @@ class Round:
     chosen: tuple[int, ...] | None = None
     _per_round: int | None = field(repr=False)
     _config: RunConfig = field(repr=False)
+    _states: ClientStates = field(repr=False)
     _model: Callable[[], nn.Module | None] = field(repr=False)
     _judged: Callable[[Metrics], None] = field(repr=False)
-    _own: Callable[[int], Mapping[str, torch.Tensor]] = field(repr=False)  # what of the model is a client's
 
     def evaluate(self, function: Callable[[nn.Module], Any], model: nn.Module | None = None) -> Metrics:
         """Call `function` with the version's model, in evaluation mode and without gradients; what it returns is in
@@ -104,17 +104,22 @@ class Round:
         model: nn.Module | None = None,
     ) -> dict[int, Metrics]:
         """Call `function(model, batches)` (by default `clients.evaluate_clients`) with the version's model and what each client
-        holds out, or all it has where `held_out=` is not given; the metrics by client. What of the model is the client's own
-        (`prepare(share=)`) is in it. `ids`: of these alone; `model`: as in `evaluate`."""
+        holds out, or all it has where `held_out=` is not given; the metrics by client. What is a client's own (`prepare(share=)`)
+        is in its model. `ids`: of these alone; `model`: as in `evaluate`."""
         function = function or clients.evaluate_clients
         if function is None:
             raise ConfigurationError("round.evaluate_clients: give a function(model, batches), here or to ps.Clients")
         loaded, seed, found = self._loaded(model), self._config.seeded, {}
-        for one in range(len(clients.split)) if ids is None else ids:
+        known = range(len(clients.split))
+        for one in known if ids is None else ids:
+            if one not in known:
+                raise ConfigurationError(
+                    f"round.evaluate_clients: there is no client {one!r}; they are 0 to {len(known) - 1}"
+                )
             trained, rest = clients.divided(one, seed)
             indices = clients.cut(rest if len(rest) else trained)
             batches = clients.load(indices, step_seed(seed, CLIENTS + one, self.version))
-            loaded.load_state_dict(self._own(one), strict=False)
+            take_own(loaded, self._states, one, self.version)
             found[one] = as_metrics(_without_gradients(function, loaded, batches))
         return found
 
@@ -125,18 +130,19 @@ class Round:
         Raises:
             ConfigurationError: fewer than a round has, no whole numbers, the run has no such clients, or it is private.
         """
-        strategy, chosen = self._config.strategy, {*clients} if clients is not None else None
+        strategy = self._config.strategy
         if self._per_round is None or not strategy.every.by_client:
             raise ConfigurationError("round.choose: this run has no ps.Clients to choose among")
         if strategy.send.privacy is not None:
             raise ConfigurationError("round.choose: privacy= counts on each client's chance to be drawn; leave one out")
-        if wrong := [one for one in chosen or () if not WHOLE.holds(one)]:
+        chosen = {*clients} if clients is not None else None
+        if wrong := [one for one in chosen or () if not (isinstance(one, Integral) and one >= 0)]:
             raise ConfigurationError(f"round.choose({wrong[0]!r}): clients are known by their numbers, from 0")
         if chosen is not None and len(chosen) < self._per_round:
             raise ConfigurationError(
                 f"round.choose: {len(chosen)} clients, and a round has {self._per_round}: choose as many or more"
             )
-        self.chosen = tuple(sorted(chosen or ()))
+        self.chosen = tuple(sorted(map(int, chosen or ())))
 
     def stop(self, why: str) -> None:
         """End the run with this version; `run.ended` says why."""
@@ -144,7 +150,8 @@ class Round:
 
     def _loaded(self, model: nn.Module | None) -> nn.Module:
         if model is not None:
-            model.load_state_dict({**self._own(-1), **self.state_dict})  # client -1 has what all begin with
+            unshared = model.state_dict() if self._states.begins() is not None else {}
+            model.load_state_dict({**unshared, **self.state_dict})
             return model
         if (own := self._model()) is None:
             raise ConfigurationError(
@@ -163,11 +170,10 @@ OnRound = Callable[[Round], object]
 
 
 class Rounds:
-    """Has the user's `on_round` called for one run, with what workers told of the round; `clients`: where these keep theirs."""
+    """Has the user's `on_round` called for one run, with what workers told of the round."""
 
-    def __init__(self, on_round: OnRound, config: RunConfig, outcome: Outcome, live: Live, clients: str) -> None:
-        self._on_round, self._config = on_round, config
-        self._states = ClientStates(Path(clients)) if clients else None
+    def __init__(self, on_round: OnRound, job: Job, outcome: Outcome, live: Live) -> None:
+        self._on_round, self._config, self._states = on_round, job.config, ClientStates(Path(job.keeping.clients))
         self._outcome, self._live = outcome, live
         self._visits: dict[int, Sequence[Visit]] = {}  # by worker, of this round
         self._logged: dict[int, Metrics] = {}  # by worker, since the last version
@@ -196,9 +202,9 @@ class Rounds:
             state_dict=state_dict,
             _per_round=made.per_round,
             _config=self._config,
+            _states=self._states,
             _model=model,
             _judged=lambda metrics: self._judged(made, metrics),
-            _own=lambda client: own_part_of(self._states, client, made.version) if self._states is not None else {},
         )
         self._on_round(round)
         took_s, allowed_s = time.monotonic() - began_s, self._config.timeout_s

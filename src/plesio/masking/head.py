@@ -102,12 +102,14 @@ class Head:
         return told
 
     def _why_not(self, spoke: Mapping[int, Said]) -> str:
-        if self.phase is Phase.KEYS:
-            return self._secure.check_sites(len(spoke))
-        if len(spoke) >= self._secure.threshold:
+        if self.phase is Phase.KEYS and (why := self._secure.check_sites(len(spoke))):
+            return why
+        if len(spoke) < self._secure.threshold:
+            return f"{len(spoke)} of {len(self._inside or ())} sites {DID[self.phase]}, and it takes {self._secure.threshold}"
+        if self.phase is Phase.OPEN:  # whoever opens it, the sum is of those whose numbers came
             return ""
-        of = len(self._inside or ())
-        return f"{len(spoke)} of {of} sites {DID[self.phase]}, and it takes {self._secure.threshold}"
+        keys: Mapping[int, Any] = spoke if self.phase is Phase.KEYS else self._keys
+        return self._secure.check_samples([keys[site].samples for site in spoke])
 
     def _answers(self) -> dict[int, Told]:
         spoke = self._spoke

@@ -11,7 +11,7 @@ was taken for dead, stay masked by b.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,16 +38,24 @@ Random = Callable[[int], bytes]
 
 class Identities:
     """The key of this site's process, and those of others as they were first used: one that changes within the life of its
-    process is refused."""
+    process is refused. `anew`: sites whose process is another than before, as the head says."""
 
     def __init__(self, random: Random) -> None:
         self.own = Ed25519PrivateKey.from_private_bytes(random(32))
-        self._known: dict[tuple[int, int], bytes] = {}
+        self._known: dict[int, tuple[int, bytes]] = {}  # life and key
+        self.anew: list[int] = []
 
     def check(self, told: AllKeys) -> None:
+        self.anew = []
         for site, keys in told.keys.items():
             check_signature(site, keys)
-            if self._known.setdefault((site, keys.life), keys.identity) != keys.identity:
+            life, identity = self._known.get(site, (keys.life, keys.identity))
+            self._known[site] = keys.life, keys.identity
+            if identity == keys.identity:
+                continue
+            if life != keys.life:
+                self.anew.append(site)
+            else:
                 raise ProtocolError(
                     f"the key of site {site} is another than in the rounds before, and it is said to be the same process: "
                     "somebody takes its place"
@@ -75,7 +83,7 @@ class Site:
 
     def shares(self, told: AllKeys) -> Shares:
         """Parts of the two secrets, encrypted for each other site."""
-        if why := self._secure.check_sites(len(told.keys)):
+        if why := self._secure.check_sites(len(told.keys)) or self._too_few(told.keys, told.keys):
             raise ProtocolError(f"the head begins a round that there cannot be: {why}")
         if self.me not in told.keys or replace(told.keys[self.me], life=0) != self.keys:
             raise ProtocolError("the head tells the others another key of this site, or none")
@@ -120,9 +128,14 @@ class Site:
         if self._opened or not came <= self._parts.keys() or self.me not in came:
             raise ProtocolError(f"the head asks for what no sum needs: numbers of {sorted(came)} came, it says")
         self._check_enough(len(came), "have sent their numbers")
+        if why := self._too_few(self._others, came):
+            raise ProtocolError(f"the head asks for the sum all the same: {why}")
         self._opened = True
         seeds = {site: self._parts[site][0] for site in came}
         return Opened(seeds, {site: key for site, (_, key) in self._parts.items() if site not in came})
+
+    def _too_few(self, keys: Mapping[int, Keys], sites: Iterable[int]) -> str:
+        return self._secure.check_samples([keys[site].samples for site in sites])
 
     def _check_enough(self, sites: int, did: str) -> None:
         if sites < self._secure.threshold:

@@ -208,8 +208,8 @@ class AllAtOnce(Gather):
         if len(came) < least:
             raise ConfigurationError(
                 f"version {fold.version}: {self._strategy.name} needs contributions of at least {least} workers in a round, and "
-                f"this one has {len(came)}, of worker {', '.join(came)}; the others left, or sent a NaN. Start more workers, so "
-                "that some may be missing"
+                f"this one has {len(came)}, of worker {', '.join(came)}; the others left, had no samples, or sent a NaN. Start "
+                "more workers, so that some may be missing"
             )
 
     def absent_in(self, fold: Fold) -> int:

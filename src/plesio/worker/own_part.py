@@ -6,7 +6,7 @@ there. The worker's optimizer steps them where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -69,6 +69,11 @@ class OwnPart:
         homes = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
         return cls(own, homes) if own else None
 
+    @classmethod
+    def named(cls, model: nn.Module, wanted: Container[str]) -> OwnPart:
+        """What of the model has these names."""
+        return cls({name: tensor for tensor, aliases in _names(model) for name in aliases if name in wanted})
+
     @property
     def identities(self) -> set[int]:
         return set(map(id, self.tensors.values()))
@@ -78,11 +83,11 @@ class OwnPart:
         return [one for one in self.tensors.values() if isinstance(one, nn.Parameter)]
 
     def check(self, strategy: Strategy, judged: bool) -> None:
-        """Raise `ConfigurationError` unless workers step by themselves. `judged`: `evaluate` is to be given a whole model."""
+        """Raise `ConfigurationError` unless workers step by themselves. `judged`: somebody is to be given a whole model."""
         if judged:
             raise ConfigurationError(
-                f"evaluate= judges one model, and prepare(share=...) leaves {listed(list(self.tensors))} to each worker; measure "
-                "in the training function"
+                f"evaluate= and on_round= are given one model, and prepare(share=...) leaves {listed(list(self.tensors))} to "
+                "each worker; leave them out, and measure in the training function"
             )
         for one in strategy.phases:
             if not (one.send.stepped and one.via.at_server) or one.every.among_ranks:

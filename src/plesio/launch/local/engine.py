@@ -59,11 +59,7 @@ class LocalEngine:
         self._watch = watch
         self._outcome = Outcome()
         self._live = Live(workers=job.config.workers)
-        self._rounds = (
-            Rounds(on_round, job.config, self._outcome, self._live, job.keeping.clients)
-            if on_round is not None
-            else None
-        )
+        self._rounds = Rounds(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)

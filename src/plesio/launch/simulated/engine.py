@@ -78,9 +78,7 @@ class SimulatedEngine:
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self.live = Live(time_s=0.0, workers=job.config.workers)
-        self.rounds = (
-            Rounds(on_round, job.config, self.outcome, self.live, job.keeping.clients) if on_round is not None else None
-        )
+        self.rounds = Rounds(on_round, job, self.outcome, self.live) if on_round is not None else None
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)

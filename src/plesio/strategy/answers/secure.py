@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,7 +23,7 @@ class SecureSums(Answer):
     learn the sum of the others. Who took part, and with how many samples, is not hidden.
 
     Args:
-        threshold: how many sites a round takes: at least 2, and more than half of them.
+        threshold: how many sites with samples a round takes: at least 2, and more than half of all.
         clip: how far a parameter may move in a round, in its own unit; what is beyond is cut off.
 
     Source: Bonawitz et al. 2017, CCS, doi 10.1145/3133956.3133982.
@@ -50,6 +51,13 @@ class SecureSums(Answer):
             return f"{sites} sites, and a round takes {least}"
         if 2 * self.threshold <= sites:
             return f"{sites} sites, and threshold={self.threshold} is not more than half of them"
+        return ""
+
+    def check_samples(self, samples: Sequence[int]) -> str:
+        """Why the sum of sites with so many samples tells too much: too few have any, and the others add nothing."""
+        adding = sum(one > 0 for one in samples)
+        if 0 < adding < self.threshold:
+            return f"{adding} of {len(samples)} sites have samples, and it takes {self.threshold}"
         return ""
 
     def __str__(self) -> str:

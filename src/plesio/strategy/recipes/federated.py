@@ -240,6 +240,8 @@ def _rounds(
         )
     for argument, value in (("clients_min", least), ("clients_wanted", wanted)):
         COUNT_OR_NONE.check(whole.recipe, argument, value)
+    if wanted is not None and (least or 0) > wanted:
+        raise StrategyError(f"{name}: clients_min must not be above clients_wanted, which make a version")
     gather = answers.Round(wanted, least=least, deadline_s=deadline_s)
     if deadline_s is None:
         return replace(whole, gather=gather)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.riders.turns import Turning
@@ -70,11 +71,12 @@ class KeptByClients:
         )
 
 
-def own_part_of(files: ClientStates, client: int, version: int) -> dict[str, torch.Tensor]:
-    """What of the model is the client's in this version, by name; empty where all is shared."""
-    of_client, begun = files.get(client, version), files.begun()
-    records = [_loaded(one) for one in (begun, of_client) if one is not None]
-    return {name: one for record in records for name, one in record.get("own", {}).items()}
+def take_own(model: nn.Module, files: ClientStates, client: int, version: int) -> None:
+    """Bring into `model` what of it is not shared, as the client has it in this version."""
+    begin = files.begins()
+    if begin is not None:
+        own = _loaded(files.get(client, version) or begin)["own"]
+        OwnPart.named(model, own).take(own)
 
 
 def _saved(record: Record) -> bytes:

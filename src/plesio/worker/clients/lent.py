@@ -139,7 +139,7 @@ class LeasedClients:
         if before is not None and total - before < self._clients.clients_min:
             raise ConfigurationError(
                 f"round {round}: {total - before} clients count, of clients_min={self._clients.clients_min}: the others were not "
-                "drawn, held a NaN, or their data raised, as warnings say"
+                "drawn, dropped out, held a NaN, or their data raised"
             )
 
     def _lease(self, round: int, most: int) -> LeaseReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +38,8 @@ class ClientExchange(ServerExchange):
             self._control.begin(kept, drawn, clients)
 
     def move(self) -> None:
-        if self._control is not None:
-            self._control.correct(self.part)
-        super().move()
+        with self._control.correcting(self.part) if self._control is not None else nullcontext():
+            super().move()
 
     @property
     def client_steps(self) -> int:

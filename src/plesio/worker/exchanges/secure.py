@@ -83,7 +83,12 @@ class SecureExchange(ServerExchange):
         """Send the masked numbers; what opens the sum, if this site is to say it."""
         told = self._say(site.keys)
         if isinstance(told, AllKeys):
-            told = self._say(site.shares(told))
+            shares = site.shares(told)
+            for one in self._identities.anew:
+                warn(
+                    f"the head says that site {one} has a new process, with a new key; make sure that it was started again"
+                )
+            told = self._say(shares)
         if isinstance(told, ForSite):
             site.take(told)
             told = self._say_numbers(site)

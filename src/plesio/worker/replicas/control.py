@@ -10,6 +10,8 @@ clients move it by travels, is folded and is kept as what they move the model by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,18 +42,23 @@ class ControlVariates:
         self._own = [mine.to(c.device) for mine, c in zip(own, self._common, strict=True)]
         self._rates = [0.0] * len(self._own)
 
-    @torch.no_grad()
-    def correct(self, optimizer: Optimizer) -> None:
-        """Before its step: a parameter without a gradient has one of zero."""
+    @contextmanager
+    def correcting(self, optimizer: Optimizer) -> Iterator[None]:
+        """While it steps, gradients are corrected, and one that is not there is zero; then they are the user's again."""
         _check(optimizer)
+        mine = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 at = self._at.get(id(parameter))
                 if at is None or not parameter.requires_grad:
                     continue
-                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-                parameter.grad = gradient.add_(self._common[at]).sub_(self._own[at])
+                mine.append((parameter, parameter.grad))
+                correction = self._common[at] - self._own[at]
+                parameter.grad = correction if parameter.grad is None else correction + parameter.grad.to_dense()
                 self._rates[at] += float(group["lr"])
+        yield
+        for parameter, gradient in mine:
+            parameter.grad = gradient
 
     def end(self, moved: Arena) -> None:
         """The turn counts: of how far the client `moved` the model, make what it moves the version by."""
