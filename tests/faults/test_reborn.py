@@ -113,9 +113,8 @@ def in_turn(*todo: Callable[[], object], every_s: float = 0.3) -> Callable[[ps.L
     left = list(todo)
 
     def watch(live: Any) -> None:
-        if left and live.time_s > every_s * (1 + len(todo) - len(left)):
-            if left[0]() is not False:
-                left.pop(0)
+        if left and live.time_s > every_s * (1 + len(todo) - len(left)) and left[0]() is not False:
+            left.pop(0)
 
     return watch
 
