@@ -116,8 +116,8 @@ class Given:
             )
         if exchange.private and not self.clients and not exchange.secure:
             raise ConfigurationError(
-                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is clipped with "
-                "secure= alone"
+                "privacy= bounds what each client of ps.Clients sends: give prepare that; a loop over own data is not clipped, "
+                "but with secure="
             )
         if exchange.sums and not self.clients:
             raise ConfigurationError(
