@@ -256,6 +256,7 @@ def test_what_each_needs() -> None:
             lambda: ps.fedprox(combine="krum", privacy=ps.Privacy(1.0, 1.0, 1e-5, 10)),
             "leave codec, privacy and secure sums out",
         ),
+        (lambda: ps.fedavg(combine="krum", clients_min=2), "needs 5 sites; give clients_min=5 or more"),
         (lambda: replace(ps.async_sgd("plain"), combine=Median()), "combine=median cannot work with gather=each"),
         (lambda: replace(ps.buffered(3, correct="plain"), combine=Median()), "added up as it comes"),
         (lambda: replace(ps.allreduce(), combine=Median()), "use via=Server"),

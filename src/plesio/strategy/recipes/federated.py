@@ -242,6 +242,8 @@ def _rounds(
         COUNT_OR_NONE.check(whole.recipe, argument, value)
     if wanted is not None and (least or 0) > wanted:
         raise StrategyError(f"{name}: clients_min must not be above clients_wanted, which make a version")
+    if least is not None and least < combine.needs:
+        raise StrategyError(f"{name}: {combine} needs {combine.needs} sites; give clients_min={combine.needs} or more")
     gather = answers.Round(wanted, least=least, deadline_s=deadline_s)
     if deadline_s is None:
         return replace(whole, gather=gather)
