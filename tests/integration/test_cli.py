@@ -379,6 +379,7 @@ def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str])
 
 def test_a_lost_server_leaves_the_command_to_resume_with(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "2", "--checkpoint-every-s", "0.1", "--kill", "server:0.8", "--pace", "0.02"]
+    options += ["--durability", "none"]
     assert main(["run", script(), *options]) == 1
     (folder,) = Path("runs").iterdir()
     told = capsys.readouterr()
