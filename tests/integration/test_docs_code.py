@@ -18,6 +18,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 import plesio as ps
 from integration.test_docs import DOCS, blocks_of
+from plesio.sparse import MatrixFactorization, SkipGram
 from support import loops
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
@@ -144,7 +145,21 @@ def auto(code: str) -> None:
     )
 
 
+def after_a_fit(code: str) -> None:
+    """Of models that are fitted, on ratings of films and a text."""
+    films = ["Alien", "Brazil", "Cube"] * 20
+    rated = {"users": [f"user {k // 3}" for k in range(60)], "items": films, "ratings": np.arange(60) % 5 + 1.0}
+    text = [["the", "king", "rules", "the", "land"]] * 200
+    model = MatrixFactorization(factors=2, epochs=2).fit(**rated)
+    skipgram = SkipGram(vector_size=4).fit(text)
+    news = [["the", "queen", "rules"]] * 200
+    execute(code, {"model": model, "skipgram": skipgram, "news": news, "trust": np.ones(60), **rated})
+
+
 def sparse(code: str) -> None:
+    if "fold_in" in code:
+        after_a_fit(code)
+        return
     random = np.random.default_rng(0)
     Path("text.txt").write_text("the king rules the land\n" * 200)
     Path("corpus.txt").write_text("the king rules the land\n" * 200)
