@@ -43,6 +43,8 @@ def train(worker: Any, pause_s: float = 0.02, freezes: bool = False) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=4, shuffle=True)
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    if worker.island.ranks > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
     for step, (rows, wanted) in enumerate(loader):
         optimizer.zero_grad()
         cross_entropy(model(rows), wanted).backward()
@@ -98,6 +100,22 @@ def test_a_run_that_is_stopped_in_its_local_steps_goes_on_bit_for_bit(how: str, 
     assert same(second, whole)
     assert second.folder is not None
     assert ps.replay(second.folder, train).identical
+
+
+def test_each_rank_of_an_island_leaves_its_part_when_it_is_asked(tmp_path: Path) -> None:
+    """Two islands of two ranks, stopped in their local steps."""
+    strategy, islands = ps.local_sgd(EVERY), {"ranks": 2}
+    function = partial(train, pause_s=0.05)
+    whole = trained(tmp_path / "whole", strategy, checkpoint=RARE, **islands)
+    assert max(whole.returned) < whole.version
+    until = ps.Until(seconds=1.2)
+    first = trained(tmp_path / "a", strategy, function=function, checkpoint=RARE, until=until, **islands)
+    assert 0 < first.version < whole.version
+    assert first.folder is not None
+    assert last_held(first.folder) == BOTH
+    second = trained(tmp_path / "b", strategy, resume=first.folder, **islands)
+    assert second.version == whole.version
+    assert same(second, whole)
 
 
 def test_it_is_left_for_checkpoints_alone_and_a_reborn_server_waits_for_it_too(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ Promises, asserted here and checked from outside by the tests:
 1. every key (worker, incarnation, number) is answered once and is in at most one fold;
 2. versions are dense from 0; the staleness reported for a contribution is the true one;
 3. under Within(s) no worker is granted a clock more than s ahead of the slowest live worker;
-4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies. It is not so
-   between two rounds that somebody looks at (`RoundEnded` until `RoundBegins`), and where a version takes a least number of
-   workers and fewer are there (`Short`, which is over after `silence_s`);
+4. if every live worker waits, something is foldable or somebody is released: it cannot deadlock, whoever dies. There are
+   two exceptions. Somebody looks at a round: all wait from `RoundEnded` to `RoundBegins`. A version takes a least number of
+   workers, and fewer are there: they wait for `silence_s` at most (`Short`);
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
 6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`);
 7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`);

@@ -97,9 +97,10 @@ class ServerExchange(Exchange):
 
     def _may_wait(self, strategy: Strategy) -> bool:
         """Whether what this worker holds is on a device, and still as it was when an exchange is over."""
-        on_device = isinstance(self.replica, ParameterReplica) and not self.replica.tensors[0].is_cpu
+        on_device = strategy.send.stepped and not self.replica.tensors[0].is_cpu
         changes = self.late or self.by_client or strategy.adopt.blends or self._fragments > 1
-        return on_device and not changes and len(self.phases) == 1
+        wanted = strategy.every.among_ranks or len(self.phases) > 1  # by others than checkpoints
+        return on_device and not changes and not wanted
 
     def _turn_to(self, phase: int) -> None:
         """Another phase begins: the optimizer goes on where that has it step, and the model from the version to come."""
