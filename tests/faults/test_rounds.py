@@ -45,26 +45,24 @@ def members(folder: Path | None) -> list[list[int]]:
 
 
 def test_a_site_alone_waits_for_another_and_goes_on_when_that_is_back(tmp_path: Path) -> None:
-    with remote.head() as head:
+    with remote.head(rejoin_s=3.0) as head:
         pids = [head.fork(site, rank=rank) for rank in range(3)]
 
-        def fail() -> None:
-            for pid in pids[1:]:
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(1.5)
-            head.fork(site, rank=1)
-
-        killed = threading.Event()
+        killed, back = threading.Event(), threading.Event()
 
         def watch(live: Any) -> None:
             if live.version >= 3 and not killed.is_set():
                 killed.set()
-                threading.Thread(target=fail, daemon=True).start()
+                for pid in pids[1:]:
+                    os.kill(pid, signal.SIGKILL)
+            if not back.is_set() and any("takes 2 workers, and 1 came" in one.what for one in live.events):
+                back.set()
+                head.fork(site, rank=1)
 
         rounds: list[ps.Round] = []
         options: dict[str, Any] = {"runs": tmp_path, "timeout_s": 60.0, "watch": watch, "on_round": rounds.append}
         run = head.run(ps.fedavg(clients_min=2), workers=3, **options)
-    assert killed.is_set()
+    assert back.is_set()
     assert run.version == ROUNDS
     made = members(run.folder)
     assert all(len(one) >= 2 for one in made)
