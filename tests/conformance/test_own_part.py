@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import plesio as ps
 from plesio.transport.client_states import ClientStates
+from support.long_forms import in_turn
 
 CLIENTS, ROUNDS, PER_ROUND = 9, 6, 4
 Turn = tuple[int, int, list[Any]]
@@ -75,20 +76,19 @@ def plain(turns: list[Turn], shared: Any) -> tuple[dict[str, torch.Tensor], dict
     return body, heads
 
 
-@pytest.mark.parametrize(
-    ("share", "shared"),
-    [
-        (["0", "1"], lambda name: name[0] in "01"),  # FedPer: each its own head
-        (lambda name, tensor: not name.startswith("1."), lambda name: name[0] != "1"),  # FedBN: its own batch norm
-        (
-            ["*.weight", "1.running_*", "1.num_*"],
-            lambda name: name.endswith("weight") or name.startswith(("1.r", "1.n")),
-        ),
-    ],
-    ids=["FedPer", "FedBN", "no biases"],
-)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_as_a_plain_loop(share: Any, shared: Any, workers: int, tmp_path: Any) -> None:
+SHARES: dict[str, tuple[Any, Any]] = {
+    "FedPer": (["0", "1"], lambda name: name[0] in "01"),  # each its own head
+    "FedBN": (lambda name, tensor: not name.startswith("1."), lambda name: name[0] != "1"),  # its own batch norm
+    "no biases": (
+        ["*.weight", "1.running_*", "1.num_*"],
+        lambda name: name.endswith("weight") or name.startswith(("1.r", "1.n")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "workers"), in_turn([*SHARES], [1, 3]))
+def test_as_a_plain_loop(name: str, workers: int, tmp_path: Any) -> None:
+    share, shared = SHARES[name]
     turns: list[Turn] = []
 
     def trained(worker: ps.Worker) -> None:

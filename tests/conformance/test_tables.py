@@ -38,7 +38,8 @@ def both(strategy: Strategy) -> list[Strategy]:
 
 
 ALL = [one for strategy in strategies(at_server=True) for one in both(strategy)]
-EACH_WAY = {one.name for strategy in strategies(at_server=True, real=True) for one in both(strategy)}
+EACH_WAY = {both(one)[turn % 2].name for turn, one in enumerate(strategies(at_server=True, real=True))}
+"""Each recipe, by turns with its own answer to when rows step and with the other one."""
 
 
 def assert_as_the_twin(

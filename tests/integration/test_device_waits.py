@@ -20,7 +20,7 @@ from plesio.worker import metrics
 from support.devices import lazy
 from support.synchronisations import Synchronisations
 
-EVERY = 4
+EVERY = 2
 
 
 def network(on: str) -> nn.Module:
@@ -75,7 +75,7 @@ def poisoned(worker: ps.Worker, on: str, make: Callable[..., torch.optim.Optimiz
     for step in range(3 * EVERY):
         optimizer.zero_grad()
         model(torch.randn(8, 4).to(next(model.parameters()).device)).square().mean().backward()
-        if step == 1:
+        if step == 0:
             model[0].weight.grad[0, 1] = nan
         optimizer.step()
     kept = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]

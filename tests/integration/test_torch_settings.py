@@ -170,7 +170,7 @@ if __name__ == "__main__":
 HELPING = "import torch\nMADE = torch.ones(1)\n"
 
 
-@pytest.mark.parametrize("command", ["python", "plesio run"])
+@pytest.mark.parametrize("command", ["python", pytest.param("plesio run", marks=pytest.mark.slow)])
 def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helping.py").write_text(HELPING)

@@ -64,24 +64,26 @@ from integration.test_what_a_person_sees import speaking
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    ps.run(speaking, "sync_sgd", workers={workers}, progress={progress}, pace=0.02)
+    for workers, progress in ((2, None), (1, None), (1, True)):
+        ps.run(speaking, "sync_sgd", workers=workers, progress=progress, pace=0.02)
+        print({next!r}, flush=True)
+        print({next!r}, file=sys.stderr, flush=True)
 """
+NEXT = "the next run"
 
 
-def output_of(workers: int, progress: bool | None = None) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """What three runs of a program print, and what they log: of two workers, of one, and of one with progress."""
     path = [str(Path(__file__).parents[1]), *(one for one in sys.path if one)]
-    script = SCRIPT.format(path=path, workers=workers, progress=progress)
-    file = Path(__file__).with_name(f"_person_{workers}_{progress}.py")
-    file.write_text(script)
-    try:
-        done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=60, check=True)
-    finally:
-        file.unlink()
-    return done.stdout, done.stderr
+    file = tmp_path_factory.mktemp("person") / "script.py"
+    file.write_text(SCRIPT.format(path=path, next=NEXT))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=90, check=True)
+    return list(zip(*(told.split(f"{NEXT}\n") for told in (done.stdout, done.stderr)), strict=True))
 
 
-def test_lines_of_several_workers_begin_with_their_rank() -> None:
-    said, logged = output_of(workers=2)
+def test_lines_of_several_workers_begin_with_their_rank(printed: list[tuple[str, str]]) -> None:
+    said, logged = printed[0]
     wanted = [f"[worker {rank}] {which} of {rank}" for rank in range(2) for which in ("first", "second")]
     assert sorted(said.splitlines()) == sorted(wanted)
     assert sorted(re.findall(r".*INFO:mine.*", logged)) == [
@@ -101,14 +103,14 @@ def test_a_line_that_is_written_in_parts_has_one_prefix() -> None:
     assert file.getvalue() == "[worker 1] epoch 1\n[worker 1] loss: 0.5\n[worker 1] \r[worker 1] half"
 
 
-def test_a_single_worker_prints_as_it_is() -> None:
-    said, logged = output_of(workers=1)
+def test_a_single_worker_prints_as_it_is(printed: list[tuple[str, str]]) -> None:
+    said, logged = printed[1]
     assert said == "first of 0\nsecond of 0\n"
     assert "INFO:mine:logged by 0" in logged
 
 
-def test_progress_shows_time_and_steps() -> None:
-    _, shown = output_of(workers=1, progress=True)
+def test_progress_shows_time_and_steps(printed: list[tuple[str, str]]) -> None:
+    _, shown = printed[2]
     assert re.search(r"sync_sgd +0\.\d s +\d+ steps", shown)
 
 

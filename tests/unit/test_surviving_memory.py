@@ -57,6 +57,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from support import loops
+from support.long_forms import but_slow
 
 WORKERS, SEATS = 3, 4
 TRACED = [
@@ -364,7 +365,25 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = [
+    "momentum, in rounds",
+    "Adam",
+    "unknown",
+    "look-ahead, AdamW",
+    "look-ahead, held",
+    "gap aware",
+    "first of, called off",
+    "with buffers",
+    "packed",
+    "elastic",
+    "half precision, means",
+    "large, half precision",
+    "phases, AdamW",
+    "phases, outer optimizers",
+]
+
+
+@pytest.mark.parametrize("name", but_slow(CASES, QUICK))
 def test_goes_on_to_the_bit(name: str) -> None:
     case = CASES[name]
     plan, stands, per_act = planned(case, 20, 0)
@@ -445,7 +464,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", but_slow(PLANTED, ["acknowledged first", "nothing kept"]))
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, where = Case(DANA), [*TRACED[:1], str(Path(__file__))]
     plan, stands, per_act = planned(case, 30, 0, where)
