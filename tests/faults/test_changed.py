@@ -20,6 +20,7 @@ from plesio.cli.main import main
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from support import remote
+from support.long_forms import but_slow
 from support.loops import data, loss_of, mlp
 from support.replayed import chancy
 from support.row_loop import dealt
@@ -49,7 +50,7 @@ def said(run: ps.Run) -> str:
 @pytest.mark.parametrize(
     ("was", "now", "workers"),
     [
-        (ps.sync_sgd(), ps.local_sgd(2), 3),
+        pytest.param(ps.sync_sgd(), ps.local_sgd(2), 3, marks=pytest.mark.slow),
         (ps.local_sgd(2), ps.async_sgd(), 4),
         (ps.async_sgd(), ps.diloco(3, codec="int4"), 5),
     ],
@@ -89,7 +90,7 @@ def learns(worker: Any, kind: str = "adam") -> None:
             optimizer.step()
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", but_slow(["adam", "sgd"], {"adam"}))
 def test_allreduce_in_memory_takes_the_servers_state_and_gives_it_back(kind: str, tmp_path: Path) -> None:
     """It computes what `sync_sgd` does, to rounding; so a run that goes to and fro gives the weights of one that stays."""
     train = functools.partial(learns, kind=kind)

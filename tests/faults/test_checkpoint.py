@@ -23,16 +23,10 @@ from plesio.strategy import Strategy
 from support.long_forms import but_slow
 from support.replayed import chancy, fills_the_disk
 
-EACH_WAY = {
-    "async_sgd",
-    "first_of(2)",
-    "quorum(2, grace_s=0.02)",
-    "buffered(k=2)",
-    "elastic_averaging(every=3)",
-}
-"""Each way of gathering and of adopting; sync_sgd has a test below; the others are in simulated runs
-(tests/simulation/test_resume.py)."""
-ON_THE_SERVER = but_slow(strategies(at_server=True, real=True), EACH_WAY | {"diloco(h=3)"})
+EACH_WAY = {"async_sgd", "first_of(2)", "elastic_averaging(every=3)"}
+"""Without rounds, with rounds that call steps off, with copies of workers' own; sync_sgd and packed local steps have tests of
+their own; the others are in simulated runs (tests/simulation/test_resume.py)."""
+ON_THE_SERVER = but_slow(strategies(at_server=True, real=True), EACH_WAY)
 OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
 
 
@@ -63,7 +57,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
 
 
 @pauses_take_no_virtual_time
-@pytest.mark.parametrize("kind", but_slow(["sgd", "adam", "adafactor"], {"sgd", "adafactor"}))
+@pytest.mark.parametrize("kind", but_slow(["sgd", "adam", "adafactor"], {"adafactor"}))
 def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:
     whole = undisturbed(ps.sync_sgd(), functools.partial(chancy, epochs=12, kind=kind))
     folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken", epochs=12, kind=kind)
@@ -107,7 +101,7 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     assert second.batches_unvisited == 0
 
 
-@pytest.mark.parametrize(("of", "most"), [("steps", 1), ("samples", 6)])
+@pytest.mark.parametrize(("of", "most"), [("steps", 1), pytest.param("samples", 6, marks=pytest.mark.slow)])
 def test_until_counts_work_before_the_resume(of: str, most: int, tmp_path: Path) -> None:
     """Cancelled steps count on neither side. `most`: the largest amount in one step."""
     train = functools.partial(chancy, epochs=40)

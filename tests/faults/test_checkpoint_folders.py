@@ -367,7 +367,7 @@ def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_p
     ("damaged", "words"),
     [
         (lambda whole: os.urandom(3000), r"is not known: .*journal\.bin is no journal"),
-        (lambda whole: b"", r"is not known: the journal .* is empty"),
+        pytest.param(lambda whole: b"", r"is not known: the journal .* is empty", marks=pytest.mark.slow),
         (
             lambda whole: whole[:-400],
             r"is not known: the journal .* does not reach the checkpoint, which is at byte \d+",

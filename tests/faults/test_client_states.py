@@ -31,7 +31,9 @@ def test_a_turn_that_dies_leaves_what_was_there(strategy: Strategy, dies: str, t
     assert ps.replay(run.folder, task).identical
 
 
-@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
+@pytest.mark.parametrize(
+    "strategy", [ps.fedavg(), pytest.param(ps.fedbuff(3), marks=pytest.mark.slow)], ids=lambda one: str(one.name)
+)
 def test_a_server_that_dies_gives_each_state_its_place(strategy: Strategy, tmp_path: Path) -> None:
     log = tmp_path / "log"
     task = partial(train, rounds=8, log=str(log), rest_s=0.02)

@@ -65,7 +65,7 @@ def test_a_worker_killed_while_it_goes_on_loses_no_batch(strategy: Strategy, cas
     assert ps.replay(str(run.folder), train).identical
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", but_slow(STRATEGIES, {"deltas"}))
 def test_a_server_that_never_answers_a_worker_that_went_on_is_named_in_time(name: str, tmp_path: Path) -> None:
     frozen: list[int] = []
 

@@ -79,7 +79,7 @@ def press_after(seconds: float) -> Callable[[ps.Live], None]:
     return watch
 
 
-@pytest.mark.parametrize("how", ["until", "ctrl-c"])
+@pytest.mark.parametrize("how", [pytest.param("until", marks=pytest.mark.slow), "ctrl-c"])
 def test_a_run_that_is_stopped_in_its_local_steps_goes_on_bit_for_bit(how: str, tmp_path: Path) -> None:
     """Its workers come to their next exchange, and leave what they hold there."""
     strategy = ps.local_sgd(EVERY)

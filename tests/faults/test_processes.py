@@ -23,7 +23,7 @@ from plesio.launch.job import Live
 from plesio.launch.local.forkserver import ForkServer
 from plesio.server.checkpoints import latest
 from support import loops
-from support.long_forms import but_slow
+from support.long_forms import but_slow, in_turn
 from support.processes import alive, descendants, gone_within, open_descriptors
 
 RECIPES = {
@@ -32,7 +32,7 @@ RECIPES = {
     "packed": partial(ps.diloco, 3, codec="int4"),
 }
 
-EACH_WAY = {"sync_sgd", "async_sgd", "hogwild", "packed"}
+EACH_WAY = {"sync_sgd", "hogwild", "packed"}
 """With and without a barrier, without a server, with local steps. Others die where dead workers' batches are visited."""
 
 
@@ -146,8 +146,7 @@ def test_a_run_whose_workers_all_died_is_an_error() -> None:
         )
 
 
-@pytest.mark.parametrize("after", [-1, 0, 5])
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd"])
+@pytest.mark.parametrize(("name", "after"), in_turn(["sync_sgd", "async_sgd"], [-1, 0, 5]))
 def test_an_exception_in_a_worker_ends_the_run(name: str, after: int) -> None:
     """With the worker's number and its traceback, wherever it comes from."""
     with pytest.raises(ps.WorkerError, match="worker 1 raised ValueError") as caught:
@@ -174,8 +173,12 @@ def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
     assert run.workers[0].steps == run.workers[2].steps == 60
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["sync_sgd", "first_of", "async_sgd", "buffered", "bounded_staleness", "hogwild"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    in_turn(
+        ["sync_sgd", "first_of", "async_sgd", "buffered", "bounded_staleness", "hogwild"], [float("nan"), float("inf")]
+    ),
+)
 def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float) -> None:
     """It is counted, reported to its worker, and never folded."""
     run = ps.run(partial(loops.poisoned, who=1, at=4, value=value), RECIPES[name](), workers=2, timeout_s=30)
@@ -185,7 +188,9 @@ def test_a_contribution_that_is_not_finite_is_discarded(name: str, value: float)
     assert any("NaN" in one.what for one in run.incidents)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
+@pytest.mark.parametrize(
+    "name", but_slow(["sync_sgd", "async_sgd", "hogwild", "allreduce"], {"async_sgd", "allreduce"})
+)
 def test_a_run_with_only_nan_is_an_error(name: str, tmp_path: Path) -> None:
     """The run folder is still written."""
     with pytest.raises(
@@ -334,7 +339,7 @@ def once_interrupted() -> Callable[[Live], None]:
     return watch
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "allreduce"])
+@pytest.mark.parametrize("name", but_slow(["sync_sgd", "async_sgd", "hogwild", "allreduce"], {"hogwild", "allreduce"}))
 def test_ctrl_c_leaves_summary_report_and_weights(name: str, tmp_path: Path) -> None:
     """Summary, report and weights, in the folder and in the exception."""
     with pytest.raises(ps.RunInterrupted, match=f"interrupted at version .*; written to {tmp_path}") as caught:
@@ -354,7 +359,7 @@ def slow_to_stop(worker: ps.Worker) -> None:
     loops.endless(worker, pause_s=60.0 if worker.rank == 1 else 0.005)
 
 
-@pytest.mark.parametrize("name", ["async_sgd", "hogwild"])
+@pytest.mark.parametrize("name", but_slow(["async_sgd", "hogwild"], {"async_sgd"}))
 def test_a_worker_slow_to_stop_is_reported_as_stopped(name: str, tmp_path: Path) -> None:
     """The launcher ends it after Ctrl-C; table and report say so."""
     with pytest.raises(ps.RunInterrupted) as caught:
@@ -389,6 +394,7 @@ def interrupted(folder: Path, **options: Any) -> Any:
     return caught.value
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     """Though a worker is in the middle of a long step."""
     script = start_script(tmp_path, 60.0)
@@ -414,7 +420,7 @@ def test_a_worker_that_never_prepares_is_named() -> None:
         ps.run(loops.never_prepares, ps.async_sgd(), workers=2, timeout_s=2)
 
 
-@pytest.mark.parametrize("name", but_slow(RECIPES, {"sync_sgd", "hogwild", "local_sgd seconds"}))
+@pytest.mark.parametrize("name", but_slow(RECIPES, {"sync_sgd", "hogwild"}))
 def test_initial_weights_come_whole_after_a_death_handing_them_over(name: str) -> None:
     """The first worker is killed after one tensor; another hands over all of them."""
     train = partial(loops.dies_handing_over, rate=0.0)

@@ -58,7 +58,7 @@ def check_nothing_lost(run: ps.Run, train: Any) -> None:
     assert str(ps.replay(run.folder, train)) == f"bit-identical: {run.version:,} versions, all computed again"
 
 
-@pytest.mark.parametrize("name", but_slow(list(STRATEGIES), {"async", "sync", "diloco", "buffered"}))
+@pytest.mark.parametrize("name", but_slow(list(STRATEGIES), {"async", "sync", "diloco"}))
 def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path: Path) -> None:
     run = survived(STRATEGIES[name], tmp_path, kills=3, seed=len(name))
     assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
@@ -240,7 +240,7 @@ FAR = ps.phases(ps.sync_sgd(), (20, ps.local_sgd(2)), (35, ps.async_sgd()))
 
 @pytest.mark.parametrize(
     "strategy",
-    [ps.async_sgd(), ps.local_sgd(every=2), pytest.param(FAR, marks=pytest.mark.slow)],
+    [ps.async_sgd(), *(pytest.param(one, marks=pytest.mark.slow) for one in (ps.local_sgd(every=2), FAR))],
     ids=lambda one: one.name,
 )
 def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from plesio.transport.limits import LEASE_S
 from plesio.transport.row_slots import MOST
 from plesio.transport.wire import Kind
 from support import remote
-from support.long_forms import but_slow
+from support.long_forms import but_slow, in_turn
 from support.proxy import Proxy
 from support.row_loop import dealt, same_rows
 from support.row_twin import ADAGRAD, assert_rows, train, twin_of
@@ -45,7 +45,7 @@ def both(strategy: Strategy) -> list[Strategy]:
 ALL = [one for strategy in strategies(at_server=True, real=True) for one in both(strategy)]
 LATE = [ps.local_sgd(2, overlap=True), ps.async_sgd(ahead=1)]
 """Workers of this host go on while their answers travel; those of others wait."""
-QUICK = {one.name for one in ALL if one.name.split("(")[0] in ("async_sgd", "sync_sgd", "first_of", "local_sgd")}
+QUICK = {one.name for one in ALL if one.name.split()[0] in ("async_sgd", "sync_sgd", "first_of(2)", "local_sgd(every")}
 
 
 def mixed(loop: Callable[..., object], strategy: Strategy, folder: Path, far: str, servers: int = 1) -> ps.Run:
@@ -67,8 +67,11 @@ def test_rows_are_those_of_a_plain_model_wherever_workers_are_and_the_run_replay
     assert ps.replay(done.folder, train).identical
 
 
-@pytest.mark.parametrize("way", ["looks", "twice", "accumulates", "ahead", "twice ahead"])
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("strategy", "way"),
+    in_turn([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ["looks", "twice", "accumulates", "ahead", "twice ahead"]),
+    ids=lambda one: getattr(one, "name", one),
+)
 def test_so_they_are_however_a_step_looks_them_up(strategy: Strategy, way: str, tmp_path: Path) -> None:
     loop = functools.partial(train, way=way)
     done = mixed(loop, strategy, tmp_path, "110", servers=2)
@@ -76,7 +79,7 @@ def test_so_they_are_however_a_step_looks_them_up(strategy: Strategy, way: str, 
     assert ps.replay(done.folder, loop).identical
 
 
-@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_workers_that_join_have_the_bits_and_the_figures_of_those_of_ps_run(far: bool) -> None:
     loop = functools.partial(dealt, pause_s=0.0)
     local, done = ps.run(loop, "sync_sgd", workers=2), remote.run(loop, "sync_sgd", workers=2, far=far)
@@ -145,8 +148,11 @@ def begins(begun: list[int]) -> Callable[[ps.Live], None]:
     return lambda live: begun.append(live.version) if live.version else None
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(rows="each")], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("strategy", "ahead"),
+    in_turn([ps.async_sgd(), ps.sync_sgd(rows="each")], [False, True]),
+    ids=lambda one: getattr(one, "name", "ahead" if one else ""),
+)
 def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: bool, tmp_path: Path) -> None:
     """At any byte: of keys, values, gradients or what is between."""
     with remote.head() as head:
@@ -176,7 +182,7 @@ def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: 
     assert [one.left for one in done.workers] == ["finished"] * 2
 
 
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(1)], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow([ps.sync_sgd(), ps.first_of(1)], {"sync_sgd"}), ids=lambda one: one.name)
 def test_so_they_are_in_rounds_that_step_rows_with_the_fold(strategy: Strategy, tmp_path: Path) -> None:
     loop = functools.partial(train, way="twice ahead", steps=150)
     with remote.head() as head:
