@@ -30,6 +30,7 @@ from plesio.transport.ring import Ring
 from plesio.worker.clients import CLIENTS, Client
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.replicas.parameters import DeltaReplica
+from support.long_forms import examples
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)
@@ -423,7 +424,7 @@ def test_noise_has_the_deviation_that_is_said() -> None:
     assert float(differences.std()) == pytest.approx(2.0 * 0.05 / 4, rel=0.1)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(14))
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=CLASSES, max_size=CLASSES), st.floats(1e-3, 1e3))
 def test_no_client_moves_further_than_the_clip(by: list[float], clip: float) -> None:
     layout = Layout([TensorSpec("w", (CLASSES,), "float32", Kind.TRAINED, 0)])

@@ -45,7 +45,7 @@ from plesio.worker.data.order import Order
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from support import loops
-from support.long_forms import in_turn
+from support.long_forms import examples, in_turn
 
 ROWS, BATCH = 48, 4
 
@@ -447,7 +447,7 @@ def test_workers_of_a_process_share_an_epochs_order() -> None:
     assert one.batches(2) is other.batches(2)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(st.integers(1, 300), st.integers(1, 70), st.booleans(), st.booleans(), st.integers(0, 2**63), st.integers(0, 2))
 def test_the_order_equals_torchs_samplers(
     samples: int, batch: int, shuffled: bool, drop_last: bool, seed: int, epoch: int

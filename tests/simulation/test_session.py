@@ -30,6 +30,7 @@ from plesio.core.events import (
 from plesio.core.leases import Batch, DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.strategy import Strategy, recipes
+from support.long_forms import examples
 from support.sequencing import decided
 from torture.sessions.envelopes import (
     Answer,
@@ -280,7 +281,7 @@ def test_level_durable_waits_for_a_checkpoint_begun_after_the_fold() -> None:
     assert (pair.worker.applied, pair.worker.durable) == (1, 1)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(17), deadline=None, derandomize=True)
 @given(before=st.integers(0, 6), after=st.integers(0, 6), crashes=st.integers(1, 3))
 def test_a_restart_loses_exactly_the_work_after_the_checkpoint(before: int, after: int, crashes: int) -> None:
     pair = joined()
@@ -315,7 +316,7 @@ def test_a_worker_that_does_not_return_after_a_restart_has_left() -> None:
 ACTIONS = st.lists(st.tuples(st.sampled_from(("deliver", "lose", "repeat", "swap", "wait", "work")), st.booleans()))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(actions=ACTIONS)
 def test_requests_are_handled_once_over_lossy_connections(
     actions: list[tuple[str, bool]],
@@ -467,7 +468,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(workers=st.integers(1, 4), later_workers=st.integers(1, 4), steps=STEPS, dials=st.data())
 def test_a_restored_sequencer_continues_from_its_checkpoint(
     strategy: Strategy, workers: int, later_workers: int, steps: list[tuple[str, int]], dials: st.DataObject

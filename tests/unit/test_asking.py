@@ -16,6 +16,7 @@ from plesio.worker.data.asking import AHEAD_MAX, Asking
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
+from support.long_forms import examples
 
 TOTAL, EPOCHS = 37, 3
 ACTIONS = st.tuples(
@@ -133,7 +134,7 @@ class Trainer:
             self.begin()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(workers=st.integers(2, 3), stealing=st.booleans(), actions=st.lists(ACTIONS, max_size=80))
 def test_no_batch_that_was_asked_for_ahead_is_lost_or_trained_twice(
     workers: int, stealing: bool, actions: list[tuple[str, int, int]]

@@ -15,6 +15,7 @@ from plesio.core.choosing import Chooser
 from plesio.errors import StrategyError
 from plesio.strategy.choosing import Choosing
 from plesio.strategy.measured import REACHED, how_near, reached
+from support.long_forms import examples
 
 RULES = Choosing(every_s=1.0, apart_s=3.0)
 Speeds = list[float | None]
@@ -67,7 +68,7 @@ def test_a_change_by_hand_is_left_alone_for_as_long_as_its_own() -> None:
     assert heard == [None, None, None, 0, None]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(speeds_of_three, max_size=40), st.integers(0, 2), st.integers(1, 4), st.floats(0, 8))
 def test_every_change_is_wanted_by_as_many_forecasts_and_far_from_the_last(
     heard: list[Speeds], phase: int, in_a_row: int, apart_s: float
@@ -90,7 +91,7 @@ def test_every_change_is_wanted_by_as_many_forecasts_and_far_from_the_last(
         phase = to
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(speeds_of_three, st.integers(0, 2), st.lists(st.floats(0.97, 1.03), min_size=60, max_size=60))
 def test_forecasts_that_vary_little_make_one_change_at_most_in_each_direction(
     speeds: Speeds, phase: int, noise: list[float]

@@ -12,6 +12,7 @@ from plesio.strategy.answers import Cast, Codec, Int4, Int8, TopK
 from plesio.tensors.codecs import packer_for
 from plesio.tensors.codecs.packer import Packer
 from support.codec_twins import twin_of
+from support.long_forms import examples
 
 CODECS: list[Codec] = [Cast(), Cast("fp16"), Int8(), Int4(), TopK(0.01), TopK(0.3)]
 SIZES = [1, 2, 255, 256, 257, 1000]
@@ -82,7 +83,7 @@ def test_what_is_unpacked_is_near_what_was_packed(codec: Codec, kind: str, size:
     seed=st.integers(0, 1000),
     share=st.floats(0.001, 3.0),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_compiled_kernels_and_torch_give_the_same_bits(
     codec: Codec, kind: str, size: int, seed: int, share: float
 ) -> None:

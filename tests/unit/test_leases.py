@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.core.leases import IN_VAIN_MAX, Batch, DataLeases
+from support.long_forms import examples
 
 TOTAL = 7
 ACTIONS = st.tuples(
@@ -18,7 +19,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(workers=st.integers(1, 4), stealing=st.booleans(), actions=st.lists(ACTIONS, max_size=60))
 def test_every_batch_is_in_exactly_one_place(workers: int, stealing: bool, actions: list[tuple[str, int, int]]) -> None:
     leases = DataLeases(workers, stealing)
@@ -109,7 +110,7 @@ def work_off(leases: DataLeases, here: set[int], held: dict[int, list[Batch]], e
     assert Counter(ended) == Counter((epoch, batch) for epoch in range(epochs) for batch in range(TOTAL))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(workers=st.integers(1, 4), total=st.integers(1, 20), order=st.lists(st.integers(0, 3), max_size=40))
 def test_without_stealing_shares_depend_only_on_the_number_of_workers(
     workers: int, total: int, order: list[int]

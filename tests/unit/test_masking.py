@@ -22,6 +22,7 @@ from plesio.masking.numbers import UNITS, to_numbers, to_words
 from plesio.masking.site import Identities, Site
 from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Shares, Told, Wait
 from plesio.protocol.coding import ProtocolError
+from support.long_forms import examples
 
 CLIP = 2.0
 UNIT = CLIP * 2.0**-16
@@ -264,7 +265,7 @@ def without_noise(key: bytes) -> Iterator[np.ndarray]:
     return repeat(np.zeros(noise.NORMALS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(some.lists(some.floats(-1e6, 1e6, width=32), min_size=1, max_size=40), some.floats(1e-3, 1e3))
 def test_no_site_moves_the_sum_further_than_the_norm(moved: list[float], clip: float) -> None:
     site = SiteNoise(SECURE, ps.Privacy(clip, 1.0, 1e-5))

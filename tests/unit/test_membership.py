@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plesio.core.membership import Membership
+from support.long_forms import examples
 
 SILENCE_S = 5.0
 ACTIONS = st.tuples(
@@ -15,7 +16,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, max_size=60))
 def test_counted_aggregates_agree_with_the_seats(actions: list[tuple[str, int, int]]) -> None:
     """`slowest` and `waiting` are counters; a recount from the seats gives the same."""

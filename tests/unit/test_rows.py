@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from plesio.memory.publish import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.rows import WHOLE, Rows, Tables, fits, gradient_in, in_range, put
+from support.long_forms import examples
 
 TABLE, WIDTH = 7, 3
 LAYOUT = Layout(
@@ -61,7 +62,7 @@ def test_a_row_that_a_table_does_not_have_is_told(row: int, right: bool) -> None
     assert in_range(LAYOUT, arena.memory.numpy().data, (told,)) == right
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(Touched, st.integers(0, 2)), max_size=30))
 def test_each_version_holds_the_table_as_all_steps_made_it(steps: list[tuple[list[int], int]]) -> None:
     """Readers come back in any order, so that buffers come round after different times."""

@@ -20,6 +20,7 @@ from plesio.core.events import (
 )
 from plesio.core.sequencer import NEVER_S, Sequencer
 from plesio.strategy import Strategy
+from support.long_forms import examples
 from support.sequencing import Run, granted, only
 
 SILENCE_S = 300.0
@@ -221,7 +222,7 @@ def _computes(run: Run, worker: int) -> bool:
     return seat is not None and seat.waiting is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(range(len(MOVES))), st.integers(0, 3)), max_size=60), st.booleans())
 def test_every_version_has_its_least_number_and_every_wait_an_end(moves: list[tuple[int, int]], looks: bool) -> None:
     run = Run(ps.fedavg(clients_min=2, clients_wanted=3, deadline_s=30.0), workers=4, silence_s=50.0)

@@ -19,6 +19,7 @@ from plesio.transport.limits import LEASE_S
 from plesio.transport.session import Pulse, Session
 from plesio.transport.socket_wire import WITH_PAYLOAD, SocketWire
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError
+from support.long_forms import examples
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -138,7 +139,7 @@ cuts = st.lists(st.builds(Cut, st.integers(0, 12_000), st.integers(0, 12_000)), 
 
 
 @given(frames, frames, cuts)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(14), deadline=None)
 def test_frames_take_effect_once_and_in_order(
     there: list[tuple[Kind, bytes, bytes]], back: list[tuple[Kind, bytes, bytes]], cuts: list[Cut]
 ) -> None:

@@ -23,6 +23,7 @@ from plesio.tables import reserved
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import SLICE, Folded, Store, slice_of
 from plesio.transport.row_slots import RowSlots, check_same
+from support.long_forms import examples
 
 RULE = ps.RowAdagrad(lr=0.5, initial=0.25)
 EXTREMES = [0, -1, 2**63 - 1, -(2**63)]
@@ -113,7 +114,7 @@ def fold(store: Store, keys: Any, version: int, places: Any = None, gradient: fl
     return store.fold(keys, places, gradients, touched, version, seen)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     acts=st.lists(ACTS, max_size=25),
     admit=st.sampled_from([None, 1, 2, 3]),

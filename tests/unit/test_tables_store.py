@@ -15,6 +15,7 @@ from plesio.errors import CheckpointError, ConfigurationError, SharedMemoryError
 from plesio.tables import reserved
 from plesio.tables.spec import RowAdagrad, RowAdam, RowOptimizer, RowSGD, TableSpec
 from plesio.tables.store import Store, load_kernels
+from support.long_forms import examples
 
 EXTREMES = [0, -1, 2**63 - 1, -(2**63)]
 KEYS = st.lists(st.sampled_from(EXTREMES) | st.integers(-20, 20) | st.integers(-(2**63), 2**63 - 1), unique=True)
@@ -75,7 +76,7 @@ class Plain:
         return sums[0] + rest
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(folds=st.lists(KEYS, max_size=8), dim=st.sampled_from(DIMS))
 def test_a_store_is_a_dict(folds: list[list[int]], dim: int) -> None:
     rule = RowAdagrad(lr=0.1, initial=0.5)

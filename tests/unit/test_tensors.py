@@ -30,6 +30,7 @@ from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.pieces import kept_copies
 from plesio.worker.guards.overlap import check_apart
+from support.long_forms import examples
 
 specs = st.lists(
     st.tuples(
@@ -49,7 +50,7 @@ specs = st.lists(
 
 
 @given(specs)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_tensors_are_disjoint_and_aligned(wanted: list[TensorSpec]) -> None:
     layout = Layout(wanted)
     arena = Arena.private(layout)
@@ -66,7 +67,7 @@ def test_tensors_are_disjoint_and_aligned(wanted: list[TensorSpec]) -> None:
 
 
 @given(specs, st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(17), deadline=None)
 def test_the_first_difference_is_named(wanted: list[TensorSpec], data: st.DataObject) -> None:
     assert Layout(wanted).difference(Layout(wanted)) is None
     index = data.draw(st.integers(0, len(wanted) - 1))
@@ -234,7 +235,7 @@ def test_buffers_are_interpolated_and_infinities_replaced() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-4, 4), st.floats(0.1, 3)), min_size=1, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(17), deadline=None)
 def test_an_accumulator_gives_the_weighted_mean(parts: list[tuple[float, float]]) -> None:
     layout = Layout(MODEL[:1])
     held = Accumulator(Arena.private(layout), 4)

@@ -32,6 +32,7 @@ from plesio.transport.channel import (
 )
 from plesio.transport.doorbell import Doorbell, MessageReader, framed, write_answer
 from plesio.transport.ring import Ring
+from support.long_forms import examples
 from support.messages import messages
 
 
@@ -45,7 +46,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @given(st.lists(messages(FromWorker), max_size=8), st.lists(st.integers(1, 200), max_size=60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(27), deadline=None)
 def test_messages_arrive_however_the_bytes_are_split(sent: list[FromWorker], cuts: list[int]) -> None:
     read, write = os.pipe()
     reader = MessageReader(read)
@@ -63,7 +64,7 @@ def test_messages_arrive_however_the_bytes_are_split(sent: list[FromWorker], cut
 
 
 @given(st.lists(messages(Answer), max_size=8))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(27), deadline=None)
 def test_answers_are_read_in_the_order_written(sent: list[Answer]) -> None:
     read, write = os.pipe()
     doorbell = Doorbell(-1, read, worker=0)
@@ -142,7 +143,7 @@ def test_messages_to_a_slow_reader_queue_without_blocking() -> None:
 
 
 @given(st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=2000)), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(14), deadline=None)
 def test_messages_arrive_in_order(sent: list[int | str]) -> None:
     left, right = channel_pair()
     one, other = Channel(left, int | str, "other"), Channel(right, int | str, "one")

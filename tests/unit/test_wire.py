@@ -24,6 +24,7 @@ from plesio.transport.limits import PIECE_BYTES, READ_AHEAD_BYTES
 from plesio.transport.secure import Credentials, secured
 from plesio.transport.socket_wire import CHECKSUM, HEAD, SocketWire
 from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, Kind, RemoteProtocolError
+from support.long_forms import examples
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_frame_of_any_size_arrives(pair: tuple[SocketWire, SocketWire], size: 
     ),
     cuts=st.lists(st.integers(1, 6000), max_size=60),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_frames_arrive_however_the_bytes_are_split(
     frames: list[tuple[Kind, bytes, list[bytes]]], cuts: list[int]
 ) -> None:
@@ -314,7 +315,7 @@ def malformed(rng: random.Random) -> bytes:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(READERS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_malformed_bytes_are_parsed_or_refused(seed: int, kind: type[socket.socket]) -> None:
     read_all(malformed(random.Random(seed)), kind)
 
