@@ -32,7 +32,7 @@ def test_a_death_that_leaves_too_few_ends_the_run_in_words() -> None:
         ps.run(SLOW, ps.fedavg(combine="krum"), workers=5, faults=DEATH, timeout_s=60)
 
 
-@pytest.mark.parametrize("rule", ["median", "krum"])
+@pytest.mark.parametrize("rule", ["median", pytest.param("krum", marks=pytest.mark.slow)])
 def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(rule: str, tmp_path: Path) -> None:
     faults = [ps.Kill(None, after_s=at_s) for at_s in (0.5, 1.0)]
     run = ps.run(

@@ -40,10 +40,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
-def slow_disk(tmp_path: Path) -> Iterator[Callable[..., stopping.SlowDisk]]:
+def slow_disk(tmp_path: Path) -> Callable[..., stopping.SlowDisk]:
     """Makes a training function during which checkpoints take long to write."""
-    yield lambda train, seconds=SLOW_S: stopping.SlowDisk(train, tmp_path, seconds)
-    ForkServer.close_shared()
+    return lambda train, seconds=SLOW_S: stopping.SlowDisk(train, tmp_path, seconds)
 
 
 def press() -> None:

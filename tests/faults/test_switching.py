@@ -186,7 +186,7 @@ def run_folder(runs: Path) -> Path:
 FAR = ps.phases(ps.sync_sgd(), (6, ps.local_sgd(2)), (10, ps.diloco(2, codec="int8")))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 def test_workers_of_other_hosts_get_the_state_of_the_optimizer(kind: str) -> None:
     """It goes to them with the switch: the bits are those of workers beside the server."""
     train = functools.partial(chancy, epochs=2, kind=kind)

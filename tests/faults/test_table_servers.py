@@ -15,6 +15,7 @@ import plesio as ps
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from plesio.tables import load_kernels
+from support.long_forms import but_slow
 from support.processes import called
 from support.row_loop import dealt, same_rows
 from support.row_twin import ADAGRAD, assert_rows, train, twin_of
@@ -27,7 +28,9 @@ def trained(strategy: Strategy, folder: Path, loop: Any = dealt, **options: Any)
 
 
 @pytest.mark.parametrize(
-    "strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2), ps.local_sgd(3)], ids=lambda one: one.name
+    "strategy",
+    but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2), ps.local_sgd(3)], {"async_sgd", "sync_sgd"}),
+    ids=lambda one: one.name,
 )
 def test_servers_of_their_own_have_the_rows_of_the_twin_and_any_number_replays(
     strategy: Strategy, tmp_path: Path

@@ -15,8 +15,12 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.strategy import Strategy
 from support.client_turns import check, states_of, train
+from support.long_forms import but_slow
 
-STRATEGIES = [ps.fedavg(), ps.fedbuff(3), ps.fedasync(), ps.fedavg(3, late="drop")]
+STRATEGIES = but_slow(
+    [ps.fedavg(), ps.fedbuff(3), ps.fedasync(), ps.fedavg(3, late="drop")],
+    {"fedbuff(k=3)", "fedavg(first=3, late=drop)"},
+)
 TIMES = st.floats(0.1, 4.0)
 
 

@@ -30,12 +30,17 @@ from plesio.launch.torch_settings import TorchSettings
 from plesio.protocol.journal import FILE_NAME, JournalError, Received, Record, read_journal, records
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
-from support.long_forms import but_slow, in_turn
+from support.long_forms import but_slow
 from support.plain_folds import without_kernels
 from support.replayed import Augmented, build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
-EACH_WAY = {one.name for one in strategies(at_server=True, real=True)}
+EACH_WAY = {"sync_sgd", "async_sgd", "async_sgd(correct=gap_aware)", "first_of(2)", "buffered(k=2)"} | {
+    "quorum(2)",
+    "elastic_averaging(every=3)",
+    "diloco(h=3, codec=int8)",
+}
+"""Each way of gathering, correcting and adopting."""
 
 FAR_AND_NEAR = Cluster((Group(2, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
 """Versions are made many times while a message is on its way to those far away."""
@@ -67,7 +72,9 @@ def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "kind"), [(ps.async_sgd(), "sgd"), (ps.async_sgd(), "adam"), (ps.sync_sgd(), "adam")], ids=str
+    ("strategy", "kind"),
+    [(ps.async_sgd(), "adam"), (ps.sync_sgd(), "adam"), pytest.param(ps.async_sgd(), "sgd", marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_large_model_folded_by_kernels_replays_without_them(strategy: Strategy, kind: str, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
@@ -92,7 +99,11 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
         assert_same(run, train)
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy",
+    but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"async_sgd", "first_of(2)"}),
+    ids=lambda one: one.name,
+)
 def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=8, poison=(2, 5), dies=tmp_path / "died")  # enough for a late starter
     run = trained(strategy, tmp_path, train)
@@ -105,7 +116,11 @@ def test_a_stopped_run_replays(tmp_path: Path) -> None:
     assert_same(run, functools.partial(chancy, epochs=1000))
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy",
+    but_slow([ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], {"first_of(3)"}),
+    ids=lambda one: one.name,
+)
 def test_a_run_stopped_by_a_worker_replays(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1000, stops=(2, 7))
     run = trained(strategy, tmp_path, train)
@@ -488,7 +503,7 @@ def called_off_between(journal: Iterable[Record]) -> list[int]:
     return [one.staleness for one in journal if isinstance(one, Discard) and one.verdict is Verdict.CANCELLED]
 
 
-@pytest.mark.parametrize("looks", [False, True], ids=["never looks", "looks"])
+@pytest.mark.parametrize("looks", [pytest.param(False, marks=pytest.mark.slow), True], ids=["never looks", "looks"])
 def test_a_repeated_cancellation_replays(looks: bool, tmp_path: Path) -> None:
     train = functools.partial(pausing, looks=looks)
     run = trained(ps.first_of(2), tmp_path, train, workers=3)
@@ -547,10 +562,16 @@ def leaving_early(worker: Any, epochs: int = 3) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "data"),
-    in_turn(
-        [ps.sync_sgd(), ps.async_sgd(), ps.first_of(2), ps.local_sgd(7), ps.local_sgd(100), ps.async_local_sgd(5)],
-        ["leases", "shards"],
-    ),
+    [
+        (ps.async_sgd(), "leases"),
+        (ps.first_of(2), "shards"),
+        (ps.local_sgd(7), "leases"),
+        *(
+            pytest.param(one, data, marks=pytest.mark.slow)
+            for one in (ps.sync_sgd(), ps.local_sgd(100), ps.async_local_sgd(5))
+            for data in ("leases", "shards")
+        ),
+    ],
     ids=lambda one: str(getattr(one, "name", one)),
 )
 def test_workers_far_away_ask_ahead_and_their_run_replays(strategy: Strategy, data: str, tmp_path: Path) -> None:
@@ -569,7 +590,11 @@ FAR_AND_MORTAL = Cluster(
 )
 
 
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy",
+    but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}),
+    ids=lambda one: one.name,
+)
 def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
     assert asked_ahead(run) == {0, 1, 2}

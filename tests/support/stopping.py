@@ -17,8 +17,8 @@ from support import loops
 
 
 class SlowDisk:
-    """Wraps a training function. Where it arrives, so in the fork server and all that it forks, a checkpoint takes `seconds`
-    to write, and `folder` tells when one was begun. It leaves that fork server unfit for other tests."""
+    """Wraps a training function. Where it arrives, so in the fork server and all that it forks, a checkpoint below `folder` takes
+    `seconds` to write, and `folder` tells when one was begun."""
 
     def __init__(self, train: Callable[..., object], folder: Path, seconds: float) -> None:
         self.train, self.folder, self.seconds = train, folder, seconds
@@ -34,8 +34,9 @@ class SlowDisk:
         save = CheckpointStore.save
 
         def slow(store: CheckpointStore, *what: Any) -> Path:
-            (self.folder / "writing").touch()
-            time.sleep(self.seconds)
+            if self.folder in store._folder.parents:
+                (self.folder / "writing").touch()
+                time.sleep(self.seconds)
             return save(store, *what)
 
         CheckpointStore.save = slow
