@@ -15,6 +15,7 @@ import plesio as ps
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import buffered
 from support import remote
+from support.long_forms import in_turn
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -78,8 +79,7 @@ def test_alternating_losses_give_the_bits_of_torch(name: str, strategy: Strategy
     assert same(run.state_dict, in_torch(OPTIMIZERS[name]))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-@pytest.mark.parametrize("before", [1, 4])
+@pytest.mark.parametrize(("name", "before"), in_turn(["sgd", "adam"], [1, 4]))
 def test_state_that_differs_from_tensor_to_tensor_is_carried_over(name: str, before: int) -> None:
     run = ps.run(partial(train, make=OPTIMIZERS[name], before=before), ps.sync_sgd(), workers=1)
     assert same(run.state_dict, in_torch(OPTIMIZERS[name]))

@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -24,6 +26,8 @@ from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
+from plesio.launch.result import Run
+from plesio.observe.summary import Summary
 from plesio.observe.tables import Failed, compare_table, render
 from plesio.strategy.recipes import RECIPES
 from support import processes
@@ -145,7 +149,9 @@ def program(*typed: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("unbuffered", but_slow(["", "1"], {""}))
-@pytest.mark.parametrize("typed", ["strategies", "strategies --json", "--version", "run --help"])
+@pytest.mark.parametrize(
+    "typed", but_slow(["strategies", "strategies --json", "--version", "run --help"], {"strategies", "run --help"})
+)
 def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = program(*typed.split(), stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
@@ -159,7 +165,7 @@ def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> N
     ("typed", "code", "error"),
     [
         ("strategies", 0, ""),
-        ("--version", 0, ""),
+        pytest.param("--version", 0, "", marks=pytest.mark.slow),
         ("run", 2, "plesio: Missing argument 'SCRIPT'; see plesio run --help\n"),
         ("run script.py --workers 1 --until steps=5 --runs here", 0, ""),
     ],
@@ -180,14 +186,11 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     assert "| worker | steps |" in done.stdout
     assert "20 steps were up ? " in done.stdout
     assert not [line for line in done.stdout.splitlines() if line != line.rstrip()]
-    code = (
-        "from pathlib import Path; import msgspec; from plesio.observe.summary import Summary\n"
-        "from plesio.launch.result import Run; (path,) = Path('runs').glob('*/summary.json')\n"
-        "print(Run(msgspec.json.decode(path.read_bytes(), type=Summary), {}, path.parent))"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=few, timeout=60)
-    assert (printed.returncode, printed.stderr) == (0, "")
-    assert "| worker | steps |" in printed.stdout
+    (path,) = Path("runs").glob("*/summary.json")
+    terminal = io.TextIOWrapper(printed := io.BytesIO(), "ascii", write_through=True)
+    with redirect_stdout(terminal):
+        print(Run(msgspec.json.decode(path.read_bytes(), type=Summary), {}, path.parent))
+    assert b"| worker | steps |" in printed.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -387,7 +390,10 @@ def test_a_lost_server_leaves_the_command_to_resume_with(capsys: pytest.CaptureF
     assert f"; go on from the last checkpoint with resume={str(folder)!r}; " in told.err
 
 
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow), (signal.SIGTERM, "ended by SIGTERM")],
+)
 def test_a_signal_to_run_leaves_a_folder_and_says_how_to_resume(number: int, words: str) -> None:
     """Schedulers send SIGTERM to all processes of a run; Ctrl-C reaches the launcher alone."""
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "2"]

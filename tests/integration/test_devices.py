@@ -19,6 +19,7 @@ import plesio as ps
 from plesio.worker.randomness import seeding
 from plesio.worker.replicas import early, replica
 from support.devices import lazy
+from support.long_forms import in_turn
 from support.streams import FakeCopies, FakeStreams
 from support.synchronisations import Synchronisations
 
@@ -113,8 +114,9 @@ def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = Fal
         optimizer.step()
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", ps.allreduce("torch")], ids=str)
-@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize(
+    ("strategy", "state"), in_turn(["sync_sgd", "local_sgd", ps.allreduce("torch")], [True, False]), ids=str
+)
 def test_two_workers_with_optimizer_state_match_the_cpu(strategy: Any, state: bool) -> None:
     here, there = (
         ps.run(partial(one_step, on=on, state=state), strategy, workers=2, timeout_s=60.0) for on in ("cpu", "lazy")

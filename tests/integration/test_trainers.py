@@ -25,6 +25,8 @@ class Later:
         self._name = name
 
     def __getattr__(self, what: str) -> Any:
+        if what.startswith("_") or what == "pytestmark":  # pytest asks, in each process
+            raise AttributeError(what)
         return getattr(pytest.importorskip(self._name), what)
 
 
