@@ -29,7 +29,7 @@ STRATEGIES = [
     pytest.param(ps.first_of(1), marks=pytest.mark.slow),
     ps.async_sgd(),
     pytest.param(ps.buffered(1), marks=pytest.mark.slow),
-    ps.local_sgd(every=2),
+    pytest.param(ps.local_sgd(every=2), marks=pytest.mark.slow),
     ps.async_local_sgd(2, codec="int8"),
     ps.allreduce("torch"),
 ]

@@ -35,7 +35,12 @@ from support.plain_folds import without_kernels
 from support.replayed import Augmented, build, chancy, fills_the_disk
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
-EACH_WAY = {"sync_sgd", "async_sgd", "async_sgd(correct=gap_aware)", "first_of(2)", "buffered(k=2)"} | {
+EACH_WAY = {
+    "sync_sgd",
+    "async_sgd",
+    "async_sgd(correct=gap_aware)",
+    "first_of(2)",
+    "buffered(k=2)",
     "quorum(2)",
     "elastic_averaging(every=3)",
     "diloco(h=3, codec=int8)",

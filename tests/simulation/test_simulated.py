@@ -18,6 +18,7 @@ import plesio as ps
 from conformance.table import strategies
 from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, Link, LogNormal, Partition, Restart
 from plesio.strategy import Strategy
+from support.long_forms import but_slow
 from support.loops import adam, data, follow, hopeless, idle, mlp, momentum, plain_pytorch, sgd
 from support.replayed import Augmented, build
 
@@ -74,7 +75,21 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 # The same again
 
 
-@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
+EACH_WAY = {
+    "sync_sgd",
+    "first_of(2)",
+    "quorum(2, grace_s=0.02)",
+    "async_sgd",
+    "bounded_staleness(2)",
+    "buffered(k=2)",
+    "elastic_averaging(every=3)",
+    "diloco(h=3, codec=int8)",
+    "async_local_sgd(h=3)",
+}
+"""Each way of gathering, releasing and adopting; every recipe's timed workers are in test_virtual.py."""
+
+
+@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
 def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, runs=tmp_path, seed=seed) for seed in (5, 5, 6)]
     journals = [(one.folder / "journal.bin").read_bytes() for one in runs if one.folder is not None]

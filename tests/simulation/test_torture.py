@@ -11,6 +11,7 @@ import pytest
 
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy, recipes
+from support.long_forms import in_turn
 from torture import FAULTS, Plan, draw, excerpt, run_seed, shrink
 from torture.__main__ import torture
 from torture.bugs import planted
@@ -82,8 +83,9 @@ def calm(strategy: Strategy, level: Level = Level.APPLIED) -> Plan:
     return replace(plan, strategy=strategy, level=level, faults=frozenset(), checkpoint_s=0.02, chaos_s=0.05)
 
 
-@pytest.mark.parametrize("level", [Level.APPLIED, Level.DURABLE], ids=lambda one: one.name.lower())
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("strategy", "level"), in_turn(STRATEGIES, [Level.APPLIED, Level.DURABLE]), ids=lambda one: one.name.lower()
+)
 def test_the_server_may_crash_between_any_two_effects_and_disk_steps(strategy: Strategy, level: Level) -> None:
     plan = calm(strategy, level)
     whole = simulate(plan)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from plesio.strategy import Strategy, recipes
+from support.long_forms import in_turn
 from torture import Plan, draw_with_deaths, excerpt, run_seed
 from torture.plan import DEATHS
 from torture.sessions.envelopes import Level
@@ -54,8 +55,9 @@ def dies(plan: Plan, boundaries: range) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("level", [Level.APPLIED, Level.DURABLE], ids=lambda one: one.name.lower())
-@pytest.mark.parametrize("strategy", STRATEGIES[::2], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    ("strategy", "level"), in_turn(STRATEGIES[::2], [Level.APPLIED, Level.DURABLE]), ids=lambda one: one.name.lower()
+)
 def test_the_server_may_die_at_any_word_it_stores(strategy: Strategy, level: Level) -> None:
     plan = calm(strategy, level)
     whole = simulate(plan)
