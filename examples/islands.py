@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import plesio as ps
 from digits import TEST, TRAIN
 
-EPOCHS = 8
+EPOCHS = 5
 
 
 def build() -> nn.Sequential:
