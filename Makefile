@@ -34,9 +34,10 @@ rooms: setup
 	$(BIN)/lint-imports
 
 # Processes that the tests start compile nothing anew, whatever the shell says. Stealing mixes tests that wait with those that
-# compute, and leaves a file's tests together.
+# compute, and leaves a file's tests together. Kernels are compiled before, once for all processes.
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: setup
+	PYTHONPATH=tests $(BIN)/python -m support.warm
 	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
 		$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal -m 'not slow and not ray' $$files
 
