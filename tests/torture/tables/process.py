@@ -14,6 +14,7 @@ from torture.process import Process
 from torture.sessions.session import News, Phase, Welcome
 from torture.tables.desk import Desk
 from torture.tables.judge import Made
+from torture.tables.reborn import RebornRows
 from torture.tables.server import RowServer
 
 if TYPE_CHECKING:
@@ -133,9 +134,9 @@ class RowProcess(Process):
         while self._pipe:
             incarnation, epoch, pushed, request = self._pipe[0]
             server = self.world.server
-            assert isinstance(server, RowServer)
+            assert isinstance(server, (RowServer, RebornRows))
             seat = server.sequencer.members.seat(self.worker, incarnation)
-            if not server.down and epoch == server.epoch and seat is not None:
+            if server.listens and epoch == server.epoch and seat is not None:
                 if seat.arrived < pushed:
                     self._agenda.at(self._agenda.now_s + POLL_S, self._read)
                     return
