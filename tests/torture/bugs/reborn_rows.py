@@ -1,4 +1,4 @@
-"""Bugs of rows of tables that outlive their server: what is not taken back, is done again, or read where others have written."""
+"""Bugs of rows of tables that outlive their server: what is not taken back, or is done again."""
 
 from __future__ import annotations
 
@@ -30,14 +30,6 @@ class _RecordsFirst(Rows):
         self._done += 1
         self._log.once(lambda: [self._oldest, []])
         act(effect)
-
-
-@bug("a reborn server reads keys in the slot")
-class _ReadsTheSlot(Rows):
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
-        one = super()._lay(serve, table, at, count)
-        laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
-        return one._replace(laid=laid) if self._log.recovering else one
 
 
 @bug("keys are copied to one place")

@@ -138,6 +138,8 @@ class RebornRows(TurnsAway, Reborn):
             super()._take_in(letter, payload)
 
     def _give_rows(self, wants: WantsRows) -> None:
+        if self.sequencer.members.seat(wants.worker, wants.incarnation) is None:  # it has left since
+            return
         if self.shown.is_new(wants):
             self._judge.wanted(wants.worker, wants.request)
         super()._give_rows(wants)
