@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from plesio.errors import SharedMemoryError
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
+_HUGE = 1 << 21  # bytes of a huge page: where all begins at one, the system has them for us
 ROWS_MAX = 1 << 31
 ROWS_LEAST = 1 << 20
 SLOTS = 1024
@@ -49,7 +50,7 @@ def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
         "rows": 4 * width * rows,
         "kept": 2 * 4 * (1 + width) * rows * survives,  # a row may be evicted and taken again in one fold
     }
-    sizes = {name: -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for name, nbytes in needed.items()}
+    sizes = {name: -(-nbytes // _HUGE) * _HUGE for name, nbytes in needed.items()}
     rest = sum(nbytes for name, nbytes in sizes.items() if name not in ("rows", "kept"))
     shared = mmap.MAP_SHARED if survives else mmap.MAP_PRIVATE
     try:
