@@ -84,10 +84,10 @@ TABLES: dict[str, Strategy] = {
 @pytest.mark.parametrize("name", but_slow(list(TABLES), {"async", "sync"}))
 def test_a_server_with_tables_that_is_killed_goes_on_and_no_row_is_lost(name: str, tmp_path: Path) -> None:
     """Two tables: ids that wait to be admitted, rows that die and are born again."""
-    train = partial(dealt, epochs=20, mortal=True)
-    run = killed(train, TABLES[name], tmp_path, kills=4, seed=len(name), workers=3)
+    train = partial(dealt, epochs=12, mortal=True)
+    run = killed(train, TABLES[name], tmp_path, kills=3, seed=len(name), workers=3)
     assert run.incidents
-    assert run.steps == 20 * SAMPLES // BATCH or name == "first"
+    assert run.steps == 12 * SAMPLES // BATCH or name == "first"
     assert run.rows["ids"].refused
     assert run.rows["deep.words"].evicted
     check_nothing_lost(run, train)

@@ -423,7 +423,7 @@ class Machine(Memory):
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         if any(spec.kind is Kind.ROWS for spec in self.blocks.layout.specs):
             return "which rows of embeddings with sparse=True changed is in its own memory"
-        if self.rows is not None and not self.blocks.rows_survive:
+        if self.rows is not None and not self.blocks.rows_survive:  # or nobody asked, and nobody is told
             return f"under {self.blocks.strategy.name} gradients of rows wait for their fold in its own memory"
         return self._folder.lost if self._folder is not None else ""
 

@@ -4,15 +4,15 @@ They lie in memory that outlives it. An effect by which rows step is entered in 
 takes over takes these from there, and steps no row. The effect that was under way at the end is taken back (`plesio.tables.undo`)
 and done again: a word in shared memory says that it was begun.
 
-| what                            | whoever takes over, as long as there is a log                                           |
-| ------------------------------- | --------------------------------------------------------------------------------------- |
-| Serve                           | lays nothing: the values lie in the slot, and the rows may have stepped since           |
-| keys of what was served         | finds a copy, by contribution and table: the reader may have written others into the slot |
-| places of what was served       | does not know them: they are looked up again                                            |
-| rows folded since a checksum    | forgets them if the checksum was the last in the log: those of later folds are there, too |
-| keys that are hot               | does not look: the copy may be of a later contribution                                  |
+| what                         | whoever takes over, as long as there is a log                                             |
+| ---------------------------- | ----------------------------------------------------------------------------------------- |
+| Serve                        | lays nothing: the values lie in the slot, and the rows may have stepped since             |
+| keys of what was served      | finds a copy, by contribution and table: the reader may have written others into the slot |
+| places of what was served    | does not know them: they are looked up again                                              |
+| rows folded since a checksum | forgets them if the checksum was the last in the log, else those of later folds are there |
+| keys that are hot            | does not look: the copy may be of a later contribution                                    |
 
-Sums of gradients that wait for a fold after their workers went on are in a process's own memory: such a run has no spare.
+Sums of gradients that wait for a fold are in a process's own memory: such a run has no spare.
 """
 
 from __future__ import annotations
