@@ -338,7 +338,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = [planned(at_once, 6, 30, 1, OWN) for at_once in (True, False)]
+    plans = [planned(at_once, 6, 30, 4, OWN) for at_once in (True, False)]
     monkeypatch.setattr(*PLANTED[name])
     ways = [dies_in_the_file, dies_in_a_kernel]
     for seed in range(30):

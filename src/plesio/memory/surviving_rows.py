@@ -43,8 +43,9 @@ class SurvivingRows(RowTables):
         self._begun = self._block.memory.numpy().data.cast("Q")
         self._done = 0  # effects that are in the log, and the one that is being done
         self._folded: list[tuple[int, ...]] = []  # by it: tables, and what became of their rows
-        for store in self.stores:
-            store.take_back()  # nothing: the kernel is loaded before training begins
+        for store in self.stores:  # nothing is taken back: the kernel is loaded before training begins
+            store.begin_fold()
+            store.take_back()
 
     def _actions(self, at_once: bool) -> dict[type, Callable[[Any], None]]:
         actions = super()._actions(at_once)

@@ -23,8 +23,6 @@ from plesio.tables.index import (
     BITS,
     CHANGED,
     CURSOR,
-    FREE,
-    FREED,
     KEPT,
     ROWS,
     SEGMENTS,
@@ -72,7 +70,7 @@ def take_back(at):
         start = np.int64(at.kept[place]) * width
         for word in range(width):
             at.words[start + word] = at.kept[place + 1 + word]
-    for which in (ROWS, FREE, FREED, CURSOR):
+    for which in range(ROWS, CURSOR + 1):
         at.numbers[which] = at.numbers[NUMBERS + which]
     if at.numbers[CHANGED]:
         _build_index(at)
