@@ -67,9 +67,9 @@ def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
         memory.madvise(mmap.MADV_HUGEPAGE, rest)
     start, parts = 0, dict[str, memoryview]()
     for name, nbytes in sizes.items():
-        parts[name] = memoryview(memory)[start : start + nbytes]
+        parts[name] = memoryview(memory)[start : start + needed[name]]
         start += nbytes
-    numbers = np.frombuffer(parts["numbers"], np.int64, 2 * NUMBERS)
+    numbers = np.frombuffer(parts["numbers"], np.int64)
     numbers[:4] = 0, 1, 0, width
     return Arrays(
         np.frombuffer(parts["directory"], np.int32),
