@@ -22,7 +22,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from _report import interleave, parser, progress, report, row, whole
+from _report import Row, interleave, parser, progress, report, row, whole
+from _tables_runs import EXAMPLES, FIELDS, pulls_and_pushes, trains
 from plesio.launch.local.processes import Process
 from plesio.strategy.answers import TopK
 
@@ -111,6 +112,26 @@ def speed(how: str, numbers: int, seconds: float, adam: bool) -> float:
     return run.steps / run.wall_s
 
 
+def with_tables(runs: int) -> list[Row]:
+    """What it costs where rows of a table survive, too. They have no huge pages then."""
+    what = {
+        f"rows of {EXAMPLES:,} x {FIELDS} ids alone": pulls_and_pushes,
+        "a small DLRM": partial(trains, kind="table"),
+    }
+    rows = []
+    for name, train in what.items():
+        done = interleave({how: partial(speed_with_tables, train, how) for how in ("process", "none")}, runs)
+        rows.append(row(f"{name}: durable", done["process"], "steps/s", against="not", against_values=done["none"]))
+    return rows
+
+
+def speed_with_tables(train: Callable[[ps.Worker], tuple[float, float]], how: str) -> float:
+    run = ps.run(train, ps.async_sgd(), workers=1, durability=how, progress=False)
+    assert not run.incidents, run.incidents
+    rate: float = run.returned[0][0]
+    return rate
+
+
 def noting(kill: Callable[[Process], None]) -> Callable[[Process], None]:
     """Note when a server was killed."""
 
@@ -155,6 +176,7 @@ def main() -> None:
                     done["process"], "steps/s", against="not", against_values=done["none"], target=f">= {bar}",
                 )
             )  # fmt: skip
+    rows += [] if typed.no_cost else with_tables(1 if typed.quick else typed.runs)
     report("A server that is killed", rows, typed.json)
 
 

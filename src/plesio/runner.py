@@ -96,7 +96,7 @@ def run(
         servers: how many servers hold the rows of tables (ps.Table), each a process of its own if there are several.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         durability: what survives the server's death. process: everything, for a spare process goes on; none: the last
-            checkpoint; auto: process where checkpoints are kept and it can be.
+            checkpoint; auto: process where checkpoints are kept, the model has no tables, and it can be.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit. The strategy and
             the number of workers may be others; the run says which state does not go on then.

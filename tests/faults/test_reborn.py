@@ -24,6 +24,7 @@ from support import loops, remote
 from support.long_forms import but_slow
 from support.processes import called
 from support.replayed import chancy
+from support.row_loop import BATCH, SAMPLES, dealt
 
 EPOCHS, BATCHES = 6, 16
 WENT_ON = re.compile(r"the server died at version (\d+) and went on after [\d.]+ s; no update lost")
@@ -44,10 +45,13 @@ STRATEGIES: dict[str, Strategy] = {
 
 def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: int = 3, **more: Any) -> ps.Run:
     """A run whose server is killed so many times, in its first second or two."""
+    return killed(partial(chancy, **{"epochs": EPOCHS, **more}), strategy, folder, kills, seed, workers)
+
+
+def killed(train: Any, strategy: Strategy, folder: Path, kills: int, seed: int, workers: int) -> ps.Run:
     rng = random.Random(seed)
     at_s = sorted([0.3, *(rng.uniform(0.2, 0.3 * kills) for _ in range(kills - 1))])
     faults = [ps.Kill(None, after_s=each) for each in at_s]
-    train = partial(chancy, **{"epochs": EPOCHS, **more})
     run = ps.run(train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60)
     assert not [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what) and "switched" not in one.what]
     return run
@@ -64,6 +68,44 @@ def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path
     assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
     assert 1 <= len(run.incidents) <= 3
     check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
+
+
+TABLES: dict[str, Strategy] = {
+    "async": ps.async_sgd(),
+    "sync": ps.sync_sgd(),
+    "each": ps.sync_sgd(rows="each"),
+    "first": ps.first_of(2),
+    "local": ps.local_sgd(every=3),
+    "buffered": ps.buffered(2),
+    "phases": ps.phases(ps.sync_sgd(), (20, ps.local_sgd(2))),
+}
+
+
+@pytest.mark.parametrize("name", but_slow(list(TABLES), {"async", "sync"}))
+def test_a_server_with_tables_that_is_killed_goes_on_and_no_row_is_lost(name: str, tmp_path: Path) -> None:
+    """Two tables: ids that wait to be admitted, rows that die and are born again."""
+    train = partial(dealt, epochs=12, mortal=True)
+    run = killed(train, TABLES[name], tmp_path, kills=3, seed=len(name), workers=3)
+    assert run.incidents
+    assert run.steps == 12 * SAMPLES // BATCH or name == "first"
+    assert run.rows["ids"].refused
+    assert run.rows["deep.words"].evicted or name in ("local", "phases")  # these have few rounds
+    check_nothing_lost(run, train)
+
+
+def test_tables_whose_gradients_wait_for_a_fold_go_on_without_a_spare(tmp_path: Path) -> None:
+    """It says so if one was asked for."""
+    run = ps.run(partial(dealt, epochs=1), ps.buffered(2, rows="with"), workers=2, durability="process")
+    assert [one.what.partition(": ")[2] for one in run.incidents] == [
+        "under buffered(k=2, rows=with) gradients of rows wait for their fold in its own memory"
+    ]
+
+
+def test_tables_do_not_survive_unasked(tmp_path: Path) -> None:
+    """It would take speed from a run that only keeps checkpoints."""
+    train = partial(dealt, epochs=1, ends=tmp_path)
+    with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
+        ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.05), timeout_s=30)
 
 
 PHASES = ps.phases(ps.sync_sgd(), (8, ps.local_sgd(2)), (14, ps.async_sgd()), (40, ps.diloco(2, codec="int8")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,12 @@ def test_a_checkpoint_that_one_server_cannot_write_is_an_incident(tmp_path: Path
     run = trained(ps.async_sgd(), tmp_path, partial(dealt, epochs=40), servers=3, checkpoint=OFTEN, watch=watch)
     assert any("checkpoint" in one.what for one in run.incidents)
     assert ps.replay(run.folder, partial(dealt, epochs=40)).identical
+
+
+def test_a_watch_that_is_slow_takes_no_end_for_a_death(tmp_path: Path) -> None:
+    """The launcher hears that table servers have ended before it comes to the server's last words."""
+    run = trained(ps.async_sgd(), tmp_path, servers=2, watch=lambda _: time.sleep(0.3))
+    assert run.ended == "finished"
 
 
 def test_what_travelled_does_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:

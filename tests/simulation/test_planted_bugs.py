@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.long_forms import but_slow
-from torture import BUGS, PHASE_BUGS, REBIRTH_BUGS, ROW_BUGS, run_seed
+from torture import BUGS, PHASE_BUGS, REBIRTH_BUGS, REBORN_ROW_BUGS, ROW_BUGS, run_seed
 from torture.world import Parts
 
 SEEDS = 200
@@ -70,7 +70,8 @@ BREAKS = {
 
 def found(name: str) -> str | None:
     """The first promise seen broken with that bug planted."""
-    kind = {"tables": name in ROW_BUGS, "deaths": name in REBIRTH_BUGS, "switches": name in PHASE_BUGS}
+    tables, deaths = name in ROW_BUGS + REBORN_ROW_BUGS, name in REBIRTH_BUGS + REBORN_ROW_BUGS
+    kind = {"tables": tables, "deaths": deaths, "switches": name in PHASE_BUGS}
     failures = (run_seed(seed, name, **kind).failure for seed in range(SEEDS))
     return next((failure for failure in failures if failure is not None), None)
 

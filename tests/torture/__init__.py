@@ -33,6 +33,7 @@ from __future__ import annotations
 from torture.bugs import BUGS, planted
 from torture.bugs.phases import PHASE_BUGS
 from torture.bugs.rebirth import REBIRTH_BUGS
+from torture.bugs.reborn_rows import REBORN_ROW_BUGS
 from torture.bugs.rows import ROW_BUGS
 from torture.plan import (
     FAULTS,
@@ -41,6 +42,7 @@ from torture.plan import (
     draw,
     draw_with_deaths,
     draw_with_rows,
+    draw_with_rows_and_deaths,
     draw_with_switches,
     way_to_draw,
 )
@@ -64,7 +66,7 @@ def run_seed(
     Args:
         bug: the name of a bug to plant (`BUGS`), to see it found.
         workers, contributions: the size; drawn where not given. `contributions` is a worker's.
-        tables: whether the model has one, whose rows are at one to three servers.
+        tables: whether the model has one, whose rows are at one to three servers; with `deaths` at the one that dies.
         deaths: whether the server's process dies now and then, and is reborn.
         switches: whether the strategy is another one now and then.
         story: whether the outcome is to tell what happened, a line an event.
@@ -84,6 +86,7 @@ __all__ = [
     "FAULTS",
     "PHASE_BUGS",
     "REBIRTH_BUGS",
+    "REBORN_ROW_BUGS",
     "ROW_BUGS",
     "ROW_FAULTS",
     "Outcome",
@@ -91,6 +94,7 @@ __all__ = [
     "draw",
     "draw_with_deaths",
     "draw_with_rows",
+    "draw_with_rows_and_deaths",
     "draw_with_switches",
     "excerpt",
     "run_seed",

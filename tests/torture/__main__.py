@@ -32,7 +32,11 @@ Contributions = Annotated[
     int | None, typer.Option(min=1, help="Contributions of each worker; drawn from 5 to 40 if not given.")
 ]
 Tables = Annotated[
-    bool, typer.Option("--tables", help="The model has a table, whose rows are at one to three servers.")
+    bool,
+    typer.Option(
+        "--tables",
+        help="The model has a table, whose rows are at one to three servers, or at the one that dies.",
+    ),
 ]
 Deaths = Annotated[
     bool, typer.Option("--deaths", help="The server's process dies now and then, and a spare of it goes on.")

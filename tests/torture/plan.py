@@ -16,6 +16,7 @@ from functools import cache, partial
 
 from conformance.table import makers
 from plesio.errors import ConfigurationError, StrategyError
+from plesio.memory.gather import held_by
 from plesio.strategy import Strategy, recipes
 from plesio.worker.row_exchange import check_strategy
 from torture.sessions.envelopes import Level
@@ -148,6 +149,19 @@ def draw_with_deaths(seed: int, workers: int | None = None, contributions: int |
     return replace(plan, faults=plan.faults | {DEATHS})
 
 
+def draw_with_rows_and_deaths(seed: int, workers: int | None = None, contributions: int | None = None) -> Plan:
+    """The plan of `seed` for a server that holds the rows itself and is reborn with them.
+
+    >>> draw_with_rows_and_deaths(7).servers
+    1
+    """
+    plan, rng = draw_with_rows(seed, workers, contributions), random.Random(f"rows and deaths {seed}")
+    strategy = plan.strategy
+    while held_by(strategy) and not strategy.rows.at_once:  # such a run has no spare
+        strategy = _strategy(rng, plan.workers, rows=True)
+    return replace(plan, strategy=strategy, faults=plan.faults - {*ROW_FAULTS} | {DEATHS}, servers=1)
+
+
 def draw_with_switches(
     seed: int, workers: int | None = None, contributions: int | None = None, *, deaths: bool = False
 ) -> Plan:
@@ -167,7 +181,9 @@ def draw_with_switches(
 def way_to_draw(tables: bool, deaths: bool, switches: bool) -> Callable[[int, int | None, int | None], Plan]:
     """The one of the above that these settings stand for."""
     both = partial(draw_with_switches, deaths=True) if deaths else draw_with_switches
-    return draw_with_rows if tables else both if switches else draw_with_deaths if deaths else draw
+    if tables:
+        return draw_with_rows_and_deaths if deaths else draw_with_rows
+    return both if switches else draw_with_deaths if deaths else draw
 
 
 def _phases(rng: random.Random, workers: int, contributions: int) -> Strategy:

@@ -28,6 +28,7 @@ import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Joined, Switch
 from plesio.host.recovery_log import _FREE, RecoveryLog
+from plesio.protocol.worker import RowsRequest
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken
 from torture.plan import DEATHS_WITHIN_S
@@ -71,7 +72,15 @@ class SwitchTo(msgspec.Struct, frozen=True, tag=True):
     phase: int
 
 
-MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp | SwitchTo, int])
+class WantsRows(msgspec.Struct, frozen=True, tag=True):
+    """A member asks for rows of a table."""
+
+    worker: int
+    incarnation: int
+    request: RowsRequest
+
+
+MAIL = msgspec.json.Decoder(tuple[Request | Beat | HungUp | SwitchTo | WantsRows, int])
 
 
 class Forked:
@@ -193,6 +202,8 @@ class Witness(Forked):
 class Reborn(Server):
     """One life of a server, of several processes, each the spare of the one before."""
 
+    forked = FORKED
+
     def __init__(self, world: World, epoch: int, clock: Clock) -> None:
         self._turn_s: float | None = None
         self._asleep = False
@@ -223,12 +234,21 @@ class Reborn(Server):
         """So does an end of file."""
         self._lay(HungUp(worker, incarnation), NEVER)
 
+    def hear_rows(self, worker: int, incarnation: int, request: RowsRequest) -> None:
+        """So does a request for rows."""
+        self._lay(WantsRows(worker, incarnation, request), NEVER)
+
+    @property
+    def listens(self) -> bool:
+        """Whether what comes is read, by this process or the next one."""
+        return not self.down or self._asleep
+
     def switch(self, phase: int) -> None:
         """So does what the launcher says."""
         self._lay(SwitchTo(phase), NEVER)
 
-    def _lay(self, what: FromWorker | HungUp | SwitchTo, payload: int) -> None:
-        if not self.down or self._asleep:
+    def _lay(self, what: FromWorker | HungUp | SwitchTo | WantsRows, payload: int) -> None:
+        if self.listens:
             self.oracle.in_the_pipe.append(what)
             os.write(self._pipe, msgspec.json.encode((what, payload)) + b"\n")
             self._guarded(self._turn, LETTERS)
@@ -241,7 +261,7 @@ class Reborn(Server):
 
     def _at_times(self, source: int, each_s: float, again: Callable[[Any, Any], None]) -> None:
         self._guarded(self._turn, source)
-        if not self.down or self._asleep:
+        if self.listens:
             self.agenda.at(self.agenda.now_s + each_s, again)
 
     def _turn(self, source: int) -> None:
@@ -264,8 +284,14 @@ class Reborn(Server):
                 self._hang_up(what.worker, what.incarnation)
             elif isinstance(what, SwitchTo):
                 self._ask_for(what.phase)
+            elif isinstance(what, WantsRows):
+                self._give_rows(what)
             else:
                 self._take_in(what, payload)
+
+    def _give_rows(self, wants: WantsRows) -> None:
+        self.program.wants_rows(wants.worker, wants.incarnation, wants.request, self.now_s())
+        self.oracle.settled(self.sequencer)
 
     # What is done through the log
 
@@ -411,7 +437,7 @@ class Reborn(Server):
     def _copy(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a fork gives of it."""
         shared = (self, self.world, self.world.plan.strategy, *(state[name] for name in MEMORY))
-        return copy.deepcopy({name: state[name] for name in FORKED}, {id(one): one for one in shared})
+        return copy.deepcopy({name: state[name] for name in self.forked}, {id(one): one for one in shared})
 
     def close(self) -> None:
         """Give back the pipe, once."""

@@ -33,6 +33,7 @@ from torture.story import words
 from torture.tables.actor import Actor
 from torture.tables.desk import Desk
 from torture.tables.process import RowProcess
+from torture.tables.reborn import RebornRows, Rows
 from torture.tables.rows import RowsOfRun
 from torture.tables.server import RowServer
 
@@ -58,6 +59,8 @@ class Parts:
     table_server: type[Actor] = Actor
     desk: type[Desk] = Desk
     reborn: type[Reborn] = Reborn
+    reborn_rows: type[RebornRows] = RebornRows
+    rows: type[Rows] = Rows
     log: type[Log] = Log
     survivor: type[Survivor] = Survivor
 
@@ -161,7 +164,10 @@ class World:
 
     def _new_server(self, epoch: int) -> Server:
         parts = self.parts
-        kind = parts.reborn if DEATHS in self.plan.faults else parts.server if self.rows is None else parts.row_server
+        if DEATHS in self.plan.faults:
+            kind: type[Server] = parts.reborn if self.rows is None else parts.reborn_rows
+        else:
+            kind = parts.server if self.rows is None else parts.row_server
         return kind(self, epoch, self._clock())
 
     def launch(self, worker: int) -> None:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import random
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,6 +53,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from support import loops
+from support.deaths import dies, lines_of
 from support.long_forms import but_slow
 
 WORKERS, SEATS = 3, 4
@@ -224,27 +221,6 @@ def moving(arena: Arena) -> bytes:
     return b"".join(bytes(arena.memory[start:end].numpy()) for start, end in arena.layout.stretches(()))
 
 
-def lines_of(do: Callable[[], None], most: int = 1 << 60, where: Sequence[str] = TRACED) -> int:
-    """How many lines of these files `do` runs through; SIGKILL before the one after `most`."""
-    ran = 0
-
-    def traced(frame: FrameType, what: str, _: Any) -> Any:
-        nonlocal ran
-        if what == "call":
-            return traced if any(frame.f_code.co_filename.startswith(room) for room in where) else None
-        ran += what == "line"
-        if ran > most:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return traced
-
-    sys.settrace(traced)
-    try:
-        do()
-    finally:
-        sys.settrace(None)
-    return ran
-
-
 def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> tuple[list[Act], list[Any], int]:
     """What happens, what comes of it where nobody dies, and about how many lines an act takes."""
     server, plain, rng, plan = Server(case, RecoveryLog()), Server(case), random.Random(seed), list[Act]()
@@ -252,7 +228,7 @@ def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> 
     for place in range(acts):
         act = Act(*rng.choice(server.possible()), 100 + place)
         before = server.machine.folder
-        lines += lines_of(partial(server.act, act), where=where)
+        lines += lines_of(partial(server.act, act), where)
         plan.append(act._replace(last=server.machine.folder is not before))
         plain.act(act)
     stands = server.stands()
@@ -262,14 +238,7 @@ def planned(case: Case, acts: int, seed: int, where: Sequence[str] = TRACED) -> 
 
 def killed(server: Server, plan: Sequence[Act], most: int, where: Sequence[str]) -> None:
     """Another process goes on with the plan, and dies after so many lines, or at its end."""
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
-        return
-    try:
-        lines_of(partial(run_through, server, plan), most, where)
-        os.kill(os.getpid(), signal.SIGKILL)
-    finally:
-        os._exit(1)
+    dies(lambda: lines_of(partial(run_through, server, plan), where, most))
 
 
 def run_through(server: Server, plan: Sequence[Act]) -> None:

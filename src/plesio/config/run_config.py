@@ -146,7 +146,7 @@ class RunConfig:
     durability: str = setting(
         "auto",
         help="What survives the server's death. process: everything, for a spare process goes on; none: the last checkpoint; "
-        "auto: process where checkpoints are kept and it can be.",
+        "auto: process where checkpoints are kept, the model has no tables, and it can be.",
         words=("auto", "none", "process"),
     )
     resume: Path | None = setting(

@@ -41,7 +41,8 @@ T = TypeVar("T")
 ENTRY = struct.Struct("<IB")
 """Before each entry: how long it is, and what."""
 TURN, READ, DONE = range(3)
-TURN_BODY = struct.Struct("<qd")
+TURNED = struct.Struct("<qd")
+WHOLE_TURN = struct.Struct("<IBqd")
 REACHES, READING, COMING, GENERATION, TURN_AT, LATEST, WORDS = 0, 2, 3, 4, 5, 6, 8
 """The words at the beginning: how far each half reaches, where bytes are being read to and how many, whose half
 counts, where the turn under way begins, and the latest number of a half."""
@@ -138,10 +139,12 @@ class RecoveryLog:
     def turn(self, source: int, now_s: float) -> None:
         """`source` is about to be dealt with, at `now_s`."""
         self.turned_s = now_s
-        if self.recording:
+        if self._has_room(TURNED.size):
             self.turns += 1
-            self._put(TURN, TURN_BODY.pack(source, now_s))
-            self._words[TURN_AT] = self._at
+            WHOLE_TURN.pack_into(self._map, self._begins + self._at, TURNED.size, TURN, source, now_s)
+            self._at += WHOLE_TURN.size
+            words = self._words
+            words[self._reaches] = words[TURN_AT] = self._at
 
     def rest(self) -> None:
         """The turn is over, and somebody is waited for."""
@@ -152,7 +155,7 @@ class RecoveryLog:
         if not self.recovering:
             return None
         self.turns += 1
-        source, self.turned_s = TURN_BODY.unpack(self._take(TURN))
+        source, self.turned_s = TURNED.unpack(self._take(TURN))
         return source, self.turned_s
 
     def now_s(self) -> float:
@@ -177,18 +180,22 @@ class RecoveryLog:
         most = min(most, READ_MOST)
         if not self._has_room(most):
             return os.read(descriptor, most)
-        words, start = self._words, self._at + ENTRY.size
-        if words[READING] == start and self._half[start : start + len(UNREAD)] != UNREAD:
+        memory, words, start = self._map, self._words, self._at + ENTRY.size
+        begin = self._begins + start
+        if words[READING] == start and memory[begin : begin + len(UNREAD)] != UNREAD:
             size = words[COMING]  # the dead process had just read them
         else:
-            size = min(_waiting(descriptor), most)
-            self._half[start : start + len(UNREAD)] = UNREAD
+            fcntl.ioctl(
+                descriptor, termios.FIONREAD, _waits
+            )  # how many can be read; into a buffer: several times faster
+            size = min(_waits[0], most)
+            memory[begin : begin + len(UNREAD)] = UNREAD
             words[COMING] = size
             words[READING] = start
             size = _read_into(self._half[start : start + size], descriptor)
-        ENTRY.pack_into(self._half, self._at, size, READ)
+        ENTRY.pack_into(memory, begin - ENTRY.size, size, READ)
         self._at = words[self._reaches] = start + size
-        return bytes(self._half[start : self._at])
+        return memory[begin : begin + size]
 
     def _open_half(self) -> None:
         which = self.generation % 2

@@ -1,4 +1,4 @@
-"""Instructions that Numba has no name for: a prefetch, atomic addition and reading, a fused addition, giving the core away.
+"""Instructions that Numba has no name for: a prefetch, atomic addition and reading, fused addition, order, giving the core away.
 
 `prefetch` asks for a cache line that will be needed soon; it pays only where the model is larger than the last-level
 cache. `fetch_add` is how threads take the next chunk of work from one shared counter without a lock and without the
@@ -102,6 +102,16 @@ def _fused(typingctx, one, other, addend):
     return types.float32(one, other, addend), generate
 
 
+def _ordered(typingctx):
+    """What comes before is stored before what comes after, should the process be killed. It makes no instruction."""
+
+    def generate(context, builder, signature, args):
+        builder.fence("seq_cst", "singlethread")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 def _give_way(typingctx):
     """Let another thread have this core, if one waits for it (POSIX sched_yield)."""
 
@@ -119,6 +129,7 @@ fetch_add: Any = intrinsic(_fetch_add)
 settle: Any = intrinsic(_settle)
 load: Any = intrinsic(_load)
 fused: Any = intrinsic(_fused)
+ordered: Any = intrinsic(_ordered)
 give_way: Any = intrinsic(_give_way)
 
 

@@ -29,6 +29,7 @@ from plesio.errors import ConfigurationError
 from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.masking.words import SITE_BYTES
 from plesio.memory.folder import state_copies
+from plesio.memory.gather import held_by
 from plesio.memory.master import state_layout
 from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
@@ -51,7 +52,8 @@ MEANS = 2
 
 class Blocks:
     """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
-    `ranks`: of how many processes each is; `survives`: a process that takes over goes on with it.
+    `ranks`: of how many processes each is; `survives`: a process that takes over goes on with it, with the rows of tables if
+    `rows_survive`.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -69,6 +71,7 @@ class Blocks:
         servers: int = 1,
         ranks: int = 1,
         survives: bool = False,
+        rows_survive: bool = False,
     ) -> None:
         self.phases = phases = strategy.phases
         self.workers = workers
@@ -120,6 +123,8 @@ class Blocks:
         self.servers = servers
         self.rows = tuple(RowSlots.create(self.first.tables, seats + 1) for _ in range(servers) if self.first.tables)
         """Where rows of tables are asked for, of each server, by workers and, behind them, the evaluator."""
+        self.rows_survive = rows_survive and not any(held_by(one) and not one.rows.at_once for one in phases)
+        """Not with sums of gradients that wait for a fold."""
         self.bells: tuple[int, ...] = ()
         """What several servers of these ring, by reader."""
         self.brought: Mapping[str, KeptRows] = {}

@@ -78,7 +78,8 @@ class Machine(Memory):
         self._final: int | None = None
         self._folder: Folder | None = None
         if blocks.rows:
-            self.rows = rows or RowServers.here(blocks.rows, blocks.strategy.rows.at_once)
+            log_of_rows = log if blocks.rows_survive else None
+            self.rows = rows or RowServers.here(blocks.rows, blocks.strategy.rows.at_once, log_of_rows)
 
     def _count_bytes(self) -> None:
         strategy = self.blocks.strategy
@@ -422,8 +423,8 @@ class Machine(Memory):
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         if any(spec.kind is Kind.ROWS for spec in self.blocks.layout.specs):
             return "which rows of embeddings with sparse=True changed is in its own memory"
-        if self.rows is not None:
-            return "the rows of tables are in its own memory"
+        if self.rows is not None and not self.blocks.rows_survive:  # or nobody asked, and nobody is told
+            return f"under {self.blocks.strategy.name} gradients of rows wait for their fold in its own memory"
         return self._folder.lost if self._folder is not None else ""
 
     def settle(self) -> bool:

@@ -14,7 +14,9 @@ import msgspec
 
 from plesio.core.events import Serve
 from plesio.errors import ConfigurationError
+from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.row_tables import HASH, RowTables
+from plesio.memory.surviving_rows import SurvivingRows
 from plesio.observe.summary import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of
@@ -45,8 +47,10 @@ class RowServers:
         self._servers = servers
 
     @classmethod
-    def here(cls, slots: Sequence[RowSlots], at_once: bool) -> RowServers:
-        """All of them in this process."""
+    def here(cls, slots: Sequence[RowSlots], at_once: bool, log: RecoveryLog | None = None) -> RowServers:
+        """All of them in this process. `log`: what another one goes on from when this one dies; there is one server then."""
+        if log is not None:
+            return cls(slots, [SurvivingRows(log, slots[0], at_once)])
         return cls(slots, [RowTables(one, at_once, server, len(slots)) for server, one in enumerate(slots)])
 
     @property

@@ -50,13 +50,15 @@ class Served(NamedTuple):
 
 class RowTables:
     """The rows of all tables, for whoever has a place in `slots`: workers first. `at_once`: they step as contributions come.
-    Of several `servers` it holds the rows of one, `server`."""
+    Of several `servers` it holds the rows of one, `server`. `survive`: in memory that outlives this process."""
 
     load: RowServer | None = None  # what this process does is counted elsewhere
 
-    def __init__(self, slots: RowSlots, at_once: bool, server: int = 0, servers: int = 1) -> None:
+    def __init__(
+        self, slots: RowSlots, at_once: bool, server: int = 0, servers: int = 1, survive: bool = False
+    ) -> None:
         load_kernels()  # before training begins
-        self.stores = [Store(spec) for spec in slots.specs]
+        self.stores = [Store(spec, survive) for spec in slots.specs]
         self.clock = 0
         self.counted = [RowsSummary(rows=0) for _ in slots.specs]
         self.hot, self._looked_at = [HotKeys() for _ in slots.specs], 0
@@ -66,15 +68,20 @@ class RowTables:
         self._served: list[dict[int, list[Served]]] = [{} for _ in range(slots.readers)]  # by contribution
         self._sums = [Sum(spec.dim) for spec in slots.specs]
         self._oldest = 0  # when the first of what is in the sums was served
-        self.actions: dict[type, Callable[[Any], None]] = {
+        self.actions = self._actions(at_once)
+
+    def _actions(self, at_once: bool) -> dict[type, Callable[[Any], None]]:
+        """What is done for each kind of effect."""
+        actions: dict[type, Callable[[Any], None]] = {
             Serve: self._serve,
             FoldRows: lambda effect: self._step(effect.worker, effect.number),
         }
         if not at_once:
-            self.actions |= {
+            actions |= {
                 Hold: lambda effect: self._add(effect.worker, effect.number, effect.weight),
                 Fold: self._fold,
             }
+        return actions
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
@@ -106,17 +113,25 @@ class RowTables:
         request, given = self._asked[serve.worker].pop(serve.number), self._served[serve.worker]
         for old in [one for one in given if one <= serve.number - 2]:  # nothing comes of these any more
             del given[old]
-        looks = is_looked_at(serve.worker, serve.number)
+        looks = self._looks(serve)
         self._looked_at += looks and serve.number not in given
         served = given.setdefault(serve.number, []) if serve.number else []
         for table, (at, count) in enumerate(request.wanted):
             if count:
-                laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
-                laid = laid._replace(keys=laid.keys.copy())  # the next but one contribution's are written there early
-                served.append(Served(table, laid, self.stores[table].pull(laid.keys, laid.values), self.clock))
-                self._count(table, served=count, pulled_bytes=laid.keys.nbytes + laid.values.nbytes)
+                one = self._lay(serve, table, at, count)
+                served.append(one)
+                self._count(table, served=count, pulled_bytes=one.laid.keys.nbytes + one.laid.values.nbytes)
                 if looks:
-                    self.hot[table].add(laid.keys)
+                    self.hot[table].add(one.laid.keys)
+
+    def _looks(self, serve: Serve) -> bool:
+        """Whether its keys are looked at, for those that are hot."""
+        return is_looked_at(serve.worker, serve.number)
+
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+        laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
+        laid = laid._replace(keys=laid.keys.copy())  # the next but one contribution's are written there early
+        return Served(table, laid, self.stores[table].pull(laid.keys, laid.values), self.clock)
 
     def nbytes_pushed(self, worker: int, number: int) -> int:
         """What the gradients in contribution `number` take."""
@@ -135,7 +150,7 @@ class RowTables:
         self.clock += 1
         for table, laid, places, seen in self._taken(worker, number):
             folded = self.stores[table].fold(laid.keys, places, laid.gradients, laid.touched, self.clock, seen)
-            self._count_fold(table, folded)
+            self._sweep(table, folded)
 
     def _add(self, worker: int, number: int, weight: float) -> None:
         for table, laid, _, seen in self._taken(worker, number):
@@ -156,11 +171,14 @@ class RowTables:
             keys, gradients, touched = waiting.take()
             if len(keys):
                 unknown = np.full(len(keys), -1, np.int64)  # where they lie
-                self._count_fold(table, store.fold(keys, unknown, gradients, touched, self.clock, seen, weight))
+                self._sweep(table, store.fold(keys, unknown, gradients, touched, self.clock, seen, weight))
+
+    def _sweep(self, table: int, folded: Folded) -> None:
+        swept = self.stores[table].sweep(self.clock, slice_of(folded))
+        self._count_fold(table, folded._replace(evicted=folded.evicted + swept))
 
     def _count_fold(self, table: int, folded: Folded) -> None:
-        more, store = folded._asdict(), self.stores[table]
-        more["evicted"] += store.sweep(self.clock, slice_of(folded))
+        more = folded._asdict()
         self._count(table, stepped=more.pop("rows"), **more)
 
     def _count(self, table: int, **more: int) -> None:

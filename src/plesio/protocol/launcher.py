@@ -195,7 +195,7 @@ class Returned(msgspec.Struct, tag=True, frozen=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: its training function returned."""
+    """A worker to the launcher: its training function returned; or a table server: the server has ended."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -229,3 +229,4 @@ class Visited(msgspec.Struct, tag=True, frozen=True):
 
 FromWorker = Logged | Visited | StopRequest | Returned | Finished | Failed
 FromEvaluator = Evaluated | Failed
+FromTableServer = Finished | Failed

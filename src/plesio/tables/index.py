@@ -12,13 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from plesio.kernels.compiled import inlined
-from plesio.kernels.intrinsics import prefetch
+from plesio.kernels.intrinsics import ordered, prefetch
 from plesio.kernels.lanes import LANES
-from plesio.tables.reserved import SLOTS
+from plesio.tables.reserved import NUMBERS, SLOTS
+from plesio.tables.spec import VERSIONS
 
-BITS, SEGMENTS, ROWS, WIDTH, FREE, FREED, CURSOR = range(7)
+BITS, SEGMENTS, ROWS, WIDTH, FREE, FREED, CURSOR, KEPT, CHANGED = range(NUMBERS)
 """What `numbers` holds: bits of a tag that the directory uses, segments, rows, words of a row. Of the rows
-the first that is free, plus 1, and how many are; where the next sweep begins."""
+the first that is free, plus 1, and how many are; where the next sweep begins. Of a fold how many rows were kept, and whether the
+index changed (`undo`)."""
 KEY, VERSION = 2, 3
 """Words from a row's end: that many before it begin its key and its version."""
 FULL = SLOTS * 7 // 8
@@ -27,6 +29,8 @@ _U30, _U27, _U31, _U24, _U32, _U22, _U1 = (np.uint64(one) for one in (30, 27, 31
 LOW = np.uint64(0xFFFFFFFF)
 _SCATTER = np.uint64(0x9E3779B1)
 _NONE = np.uint64(0)
+NOBODYS = np.uint32(VERSIONS)
+"""The version of a free row."""
 
 
 @inlined
@@ -63,6 +67,12 @@ def key_of(at, row):
 
 
 @inlined
+def is_free(at, row):
+    """Whether a row is nobody's."""
+    return at.words[(row + 1) * at.numbers[WIDTH] - VERSION] == NOBODYS
+
+
+@inlined
 def find(at, key, sure=True):
     """The row of a key; -1 if it has none. Not `sure`: the first with its tag, which is the key's in all but a few cases."""
     tag = tag_of(key)
@@ -96,6 +106,7 @@ def fetch_row(at, row):
 @inlined
 def insert(at, key, row):
     """Let a key that has none have this row; False if the index is full."""
+    _changes(at)
     tag = tag_of(key)
     segment = segment_of(at, tag)
     while at.segments[2 * segment + 1] >= FULL:
@@ -109,6 +120,7 @@ def insert(at, key, row):
 @inlined
 def remove(at, key, row):
     """Empty the slot of a key that has this row. Those behind it move up, so that no search ends before them."""
+    _changes(at)
     tag = tag_of(key)
     segment = segment_of(at, tag)
     base, hole = segment * SLOTS, home_of(tag)
@@ -126,6 +138,12 @@ def remove(at, key, row):
             hole = slot
     at.slots[base + hole] = _NONE
     at.segments[2 * segment + 1] -= 1
+
+
+@inlined
+def _changes(at):
+    at.numbers[CHANGED] = 1
+    ordered()
 
 
 @inlined

@@ -12,29 +12,37 @@ from __future__ import annotations
 import numpy as np
 
 from plesio.kernels.compiled import compiled, inlined
-from plesio.tables.index import CURSOR, FREE, FREED, KEY, ROWS, VERSION, WIDTH, fetch_slot, find, insert, key_of, remove
-from plesio.tables.spec import VERSIONS
+from plesio.tables.index import (
+    CURSOR,
+    FREE,
+    FREED,
+    KEY,
+    NOBODYS,
+    ROWS,
+    VERSION,
+    WIDTH,
+    fetch_slot,
+    find,
+    insert,
+    is_free,
+    key_of,
+    remove,
+)
+from plesio.tables.undo import keep
 
 FOREVER = 1 << 62
 """The life of rows that never die."""
 COUNT_WORDS = 4
 """Words of a candidate: count, version, key."""
-_NOBODYS = np.uint32(VERSIONS)
 _AHEAD = 32
 _BIT = np.uint64(1)
-
-
-@inlined
-def is_free(at, row):
-    """Whether a row is nobody's."""
-    return at.words[(row + 1) * at.numbers[WIDTH] - VERSION] == _NOBODYS
 
 
 @inlined
 def is_dead(at, row, clock, life):
     """Whether a row, which may be free, did not step for longer than `life`."""
     version = at.words[(row + 1) * at.numbers[WIDTH] - VERSION]
-    return version != _NOBODYS and clock - np.int64(version) > life
+    return version != NOBODYS and clock - np.int64(version) > life
 
 
 @inlined
@@ -45,28 +53,30 @@ def next_row(at):
 
 @inlined
 def take(at, row, key, version):
-    """Let `key` have `row`, the next; whether another had it before, whose numbers lie in it."""
+    """Let `key` have `row`, the next; whether numbers may lie in it: another had it before, or in a fold that was taken back."""
     width = at.numbers[WIDTH]
     used = row < at.numbers[ROWS]
     if used:
+        keep(at, row)
         at.numbers[FREE] = np.int64(at.words[row * width])
         at.numbers[FREED] -= 1
     else:
         at.numbers[ROWS] += 1
     at.words[(row + 1) * width - VERSION] = np.uint32(version)
     at.keys[((row + 1) * width - KEY) >> 1] = key
-    return used
+    return used or at.kept.size > 0
 
 
 @inlined
 def evict(at, row):
     """Take a row out of the index; it is free."""
+    keep(at, row)
     remove(at, key_of(at, row), row)
-    width, keep = at.numbers[WIDTH], ~(_BIT << np.uint64(row & 63))
-    at.marks[2 * (row >> 6)] &= keep
-    at.marks[2 * (row >> 6) + 1] &= keep
+    width, others = at.numbers[WIDTH], ~(_BIT << np.uint64(row & 63))
+    at.marks[2 * (row >> 6)] &= others
+    at.marks[2 * (row >> 6) + 1] &= others
     at.words[row * width] = np.uint32(at.numbers[FREE])
-    at.words[(row + 1) * width - VERSION] = _NOBODYS
+    at.words[(row + 1) * width - VERSION] = NOBODYS
     at.numbers[FREE] = row + 1
     at.numbers[FREED] += 1
 
@@ -126,6 +136,8 @@ def count(at, keys, which, clock, life, times, admitted):
             if row >= limit or not insert(at, key, row):
                 return i
             take(at, row, key, clock)
+        else:
+            keep(at, row)
         at.words[row * width] = np.uint32(came)
         at.words[(row + 1) * width - VERSION] = np.uint32(clock)
     return which.size

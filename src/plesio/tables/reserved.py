@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from plesio.errors import SharedMemoryError
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
+_HUGE = 1 << 21  # bytes of a huge page: where all begins at one, the system has them for us
 ROWS_MAX = 1 << 31
 ROWS_LEAST = 1 << 20
 SLOTS = 1024
 """Slots of a segment of the index."""
+NUMBERS = 9
+"""How many numbers a table has besides (`plesio.tables.index`)."""
 
 
 class Arrays(NamedTuple):
@@ -27,27 +30,34 @@ class Arrays(NamedTuple):
     values: NDArray[np.float32]  # the rows, and the same as
     words: NDArray[np.uint32]
     keys: NDArray[np.int64]
-    numbers: NDArray[np.int64]  # see index.py
+    numbers: NDArray[np.int64]  # see index.py; then the same as they were when the last fold began (undo.py)
     spare: NDArray[np.uint64]  # a segment's slots while it is split
+    kept: NDArray[np.uint32]  # rows before they changed (undo.py), where the table survives its process; else empty
 
 
-def reserve(width: int, rows: int = ROWS_MAX) -> Arrays:
-    """The memory of a table without rows, for `rows` of `width` words each, or fewer where less address space can be had."""
+def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
+    """The memory of a table without rows, for `rows` of `width` words each, or fewer where less address space can be had.
+
+    A table that `survives` its process lies in memory that processes share which are forked from this one.
+    """
     segments = 4 * max(rows // SLOTS, 1)  # just after a wave of splits they are 7/16 full
     needed = {
         "directory": 4 * 16 * segments,
         "segments": 8 * segments,
         "slots": 8 * SLOTS * segments,
         "marks": 16 * -(-rows // 64),
+        "numbers": 2 * 8 * NUMBERS,
         "rows": 4 * width * rows,
+        "kept": 2 * 4 * (1 + width) * rows * survives,  # a row may be evicted and taken again in one fold
     }
-    sizes = {name: -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for name, nbytes in needed.items()}
-    rest = sum(nbytes for name, nbytes in sizes.items() if name != "rows")
+    sizes = {name: -(-nbytes // _HUGE) * _HUGE for name, nbytes in needed.items()}
+    rest = sum(nbytes for name, nbytes in sizes.items() if name not in ("rows", "kept"))
+    shared = mmap.MAP_SHARED if survives else mmap.MAP_PRIVATE
     try:
-        memory = mmap.mmap(-1, rest + sizes["rows"], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        memory = mmap.mmap(-1, sum(sizes.values()), flags=shared | mmap.MAP_ANONYMOUS | _NORESERVE)
     except OSError as error:
         if rows > ROWS_LEAST:
-            return reserve(width, rows // 2)
+            return reserve(width, survives, rows // 2)
         raise SharedMemoryError(
             f"a table needs address space for {rows:,} rows of {4 * width} bytes, which this process cannot have: "
             f"{error}; raise its limit (ulimit -v)"
@@ -57,8 +67,10 @@ def reserve(width: int, rows: int = ROWS_MAX) -> Arrays:
         memory.madvise(mmap.MADV_HUGEPAGE, rest)
     start, parts = 0, dict[str, memoryview]()
     for name, nbytes in sizes.items():
-        parts[name] = memoryview(memory)[start : start + nbytes]
+        parts[name] = memoryview(memory)[start : start + needed[name]]
         start += nbytes
+    numbers = np.frombuffer(parts["numbers"], np.int64)
+    numbers[:4] = 0, 1, 0, width
     return Arrays(
         np.frombuffer(parts["directory"], np.int32),
         np.frombuffer(parts["segments"], np.int32),
@@ -67,6 +79,7 @@ def reserve(width: int, rows: int = ROWS_MAX) -> Arrays:
         np.frombuffer(parts["rows"], np.float32),
         np.frombuffer(parts["rows"], np.uint32),
         np.frombuffer(parts["rows"], np.int64),
-        np.array([0, 1, 0, width, 0, 0, 0]),
+        numbers,
         np.zeros(SLOTS, np.uint64),
+        np.frombuffer(parts["kept"], np.uint32) if survives else np.empty(0, np.uint32),
     )

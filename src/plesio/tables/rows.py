@@ -11,8 +11,8 @@ import numpy as np
 
 from plesio.kernels.compiled import compiled, inlined
 from plesio.kernels.lanes import LANES, load, store
-from plesio.tables.index import ROWS, VERSION, WIDTH, fetch_row, fetch_slot, find, insert, key_of, mixed
-from plesio.tables.life import FOREVER, evict, is_dead, is_free, next_row, take
+from plesio.tables.index import ROWS, VERSION, WIDTH, fetch_row, fetch_slot, find, insert, is_free, key_of, mixed
+from plesio.tables.life import FOREVER, evict, is_dead, next_row, take
 from plesio.tables.rules import (
     ADAGRAD,
     ADAGRAD_BY_ELEMENT,
@@ -24,6 +24,7 @@ from plesio.tables.rules import (
     counted,
     sgd,
 )
+from plesio.tables.undo import keep
 
 TWICE, OUTSIDE, FINE = -2, -1, 0
 NEW = -2
@@ -179,6 +180,8 @@ def fold(at, kind, dim, numbers, bias, keys, gradients, rows, version, seen):
         if key_of(at, row) != keys[i]:
             wrong += 1
             continue
+        if not new:
+            keep(at, row)
         at.marks[mark + 1] |= bit
         start = row * width
         last = np.int64(at.words[start + width - VERSION])
@@ -221,12 +224,13 @@ def checksum(at, clock, life, count):
 
 
 @compiled
-def take_checksum(at, clock, life, count):
-    """The sum of the hashes of rows folded since the last call, as they are now; not of those that died."""
+def take_checksum(at, clock, life, count, forget):
+    """The sum of the hashes of rows folded since they were forgotten last, as they are now; not of those that died."""
     result = _EMPTY
     for word in range((at.numbers[ROWS] + 63) >> 6):
         marks = at.marks[2 * word + 1]
-        at.marks[2 * word + 1] = _EMPTY
+        if forget:
+            at.marks[2 * word + 1] = _EMPTY
         row = 64 * word
         while marks != _EMPTY:
             if marks & _BIT and not is_dead(at, row, clock, life):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from plesio.errors import CheckpointError, ConfigurationError, PlesioError, SharedMemoryError
-from plesio.tables import life
+from plesio.tables import life, undo
 from plesio.tables import rows as kernels
 from plesio.tables.dealing import deal
 from plesio.tables.distinct import Distinct, Sum, add_at
@@ -49,6 +49,9 @@ class Store:
     the last fold unless it is set, says which rows have died. These have no part in what is pulled, kept or summed, wherever
     a sweep is. So where rows expire, versions must not go down.
 
+    A store that `survives` lies in memory that a process shares which is forked from this one. What a fold and a sweep did since
+    `begin_fold` is kept there, too, so that it can be taken back.
+
     >>> store, keys, out = Store(TableSpec("ids", 2, RowSGD(lr=0.5))), np.array([7, -1]), np.empty((2, 2), np.float32)
     >>> places = store.pull(keys, out)
     >>> store.fold(keys, places, np.ones_like(out), np.ones(2, np.uint8), version=1, seen=0)
@@ -57,8 +60,8 @@ class Store:
     ([0, 1], 2)
     """
 
-    def __init__(self, spec: TableSpec) -> None:
-        self.spec, self._named = spec, f"table {spec.name!r}"
+    def __init__(self, spec: TableSpec, survives: bool = False) -> None:
+        self.spec, self._named, self._survives = spec, f"table {spec.name!r}", survives
         self._kind, self._numbers, self._bias = rule_of(spec.optimizer)
         self._initial = np.float32(getattr(spec.optimizer, "initial", 0.0))
         self._unborn = Distinct()
@@ -70,7 +73,8 @@ class Store:
 
     def _empty(self) -> tuple[Arrays, Arrays | None]:
         width = self.spec.row_floats + VERSION
-        return reserve(width + width % 2), reserve(life.COUNT_WORDS) if self._times else None
+        candidates = reserve(life.COUNT_WORDS, self._survives) if self._times else None
+        return reserve(width + width % 2, self._survives), candidates
 
     @property
     def _first(self) -> tuple[Any, ...]:
@@ -202,12 +206,30 @@ class Store:
             life.sweep(self._candidates, clock, self._life, rows)
         return int(life.sweep(self._at, clock, self._life, rows))
 
-    def take_checksum(self) -> int:
-        """The checksum of the rows folded since the last call, each as it is now.
+    def begin_fold(self) -> None:
+        """What comes now can be taken back, as long as nothing else begins."""
+        for at in self._tables:
+            undo.begin(at)
+
+    def take_back(self) -> None:
+        """Have all as it was at `begin_fold`, wherever a process that died since came to. This may be broken off, too."""
+        for at in self._tables:
+            undo.take_back(at)
+
+    @property
+    def _tables(self) -> list[Arrays]:
+        return [self._at] if self._candidates is None else [self._at, self._candidates]
+
+    def take_checksum(self, forget: bool = True) -> int:
+        """The checksum of the rows folded since the last call, each as it is now. Not to `forget`: the next one has them, too.
 
         It is a sum of hashes of key, values and state, modulo 2**64: over several stores that share the keys it adds up.
         """
-        return int(kernels.take_checksum(self._at, self.clock, self._life, self.spec.row_floats))
+        return int(kernels.take_checksum(self._at, self.clock, self._life, self.spec.row_floats, forget))
+
+    def forget_folded(self) -> None:
+        """The next checksum is of the rows folded from now on."""
+        self._at.marks[1::2][: -(-int(self._at.numbers[ROWS]) // 64)] = 0
 
     def checksum(self) -> int:
         """The same over all rows."""

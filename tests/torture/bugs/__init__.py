@@ -5,7 +5,7 @@ No code outside this room knows of any.
 
 from __future__ import annotations
 
-from torture.bugs import delivery, order, phases, promises, rebirth, rows
+from torture.bugs import delivery, order, phases, promises, rebirth, reborn_rows, rows
 from torture.bugs.planting import BUGS, planted
 
-__all__ = ["BUGS", "delivery", "order", "phases", "planted", "promises", "rebirth", "rows"]
+__all__ = ["BUGS", "delivery", "order", "phases", "planted", "promises", "rebirth", "reborn_rows", "rows"]

@@ -15,6 +15,7 @@ from torture.sessions.service import Service
 from torture.sessions.session import WorkerSession
 from torture.tables.actor import Actor
 from torture.tables.desk import Desk
+from torture.tables.reborn import Rows
 from torture.tables.server import RowServer
 from torture.world import Parts
 
@@ -54,6 +55,7 @@ def bug(name: str) -> Callable[[type], type]:
             Reborn: "reborn",
             Log: "log",
             Survivor: "survivor",
+            Rows: "rows",
         }[part.__mro__[1]]
         BUGS[name] = replace(BUGS.get(name, Parts()), **{field: part})
         return part

@@ -11,5 +11,6 @@ head and a table server, and from a worker to the head, keep their order and los
 | process.py | a worker that pulls rows, once or twice a contribution, asks ahead, and is called off or dies |
 | rows.py    | what a run with tables has beside these: memory, folders                                      |
 | server.py  | the head; its checkpoints, from which other numbers of table servers go on                   |
+| reborn.py  | the one server, which holds the rows itself, and is reborn with them                         |
 | judge.py   | rows as dicts, and as one process without lag holds them; raises at the first difference     |
 """

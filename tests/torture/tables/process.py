@@ -14,6 +14,7 @@ from torture.process import Process
 from torture.sessions.session import News, Phase, Welcome
 from torture.tables.desk import Desk
 from torture.tables.judge import Made
+from torture.tables.reborn import RebornRows
 from torture.tables.server import RowServer
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class RowProcess(Process):
         assert world.rows is not None
         self._rows = world.rows
         self._desk: Desk
+        self._life = 0  # of the server, whose places these are
         self._window: Window | None = None
         self._ahead: Window | None = None
         self._pushed = 0  # the last number sent
@@ -55,7 +57,7 @@ class RowProcess(Process):
 
     def _act(self, news: News, life: int) -> None:
         if isinstance(news, Welcome):
-            self._desk = self.world.parts.desk(self._rows.slots[life], self.worker)
+            self._desk, self._life = self.world.parts.desk(self._rows.slots[life], self.worker), life
             self._pushed = 0
         super()._act(news, life)
 
@@ -93,7 +95,8 @@ class RowProcess(Process):
         if window is not None:
             start = 0 if window.rows is None else len(window.rows.values)
             window.rows = self._desk.take(window.number, len(window.keys), window.rows)
-            self._rows.judge.got(self.worker, window.request.serial, window.rows.values[start:])
+            if self._life == self.world.server.epoch:  # else the judge of that life is gone
+                self._rows.judge.got(self.worker, window.request.serial, window.rows.values[start:])
             if not start and self._random() < TWICE:
                 more = self._draw(window.keys)
                 window.request = self._want(window.number, more, len(window.keys), False)
@@ -133,9 +136,9 @@ class RowProcess(Process):
         while self._pipe:
             incarnation, epoch, pushed, request = self._pipe[0]
             server = self.world.server
-            assert isinstance(server, RowServer)
+            assert isinstance(server, (RowServer, RebornRows))
             seat = server.sequencer.members.seat(self.worker, incarnation)
-            if not server.down and epoch == server.epoch and seat is not None:
+            if server.listens and epoch == server.epoch and seat is not None:
                 if seat.arrived < pushed:
                     self._agenda.at(self._agenda.now_s + POLL_S, self._read)
                     return

@@ -11,6 +11,7 @@ from plesio.transport.row_slots import RowSlots
 from torture.plan import MOST_SERVERS
 from torture.tables.judge import Judge
 from torture.tables.process import RowProcess
+from torture.tables.reborn import RebornRows
 from torture.tables.server import RowServer
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RowsOfRun:
     def ended(self) -> None:
         """The run is over."""
         server = self._world.server
-        assert isinstance(server, RowServer)
+        assert isinstance(server, (RowServer, RebornRows))
         assert server.rows is not None
         self.judge.ended(server.rows)
 

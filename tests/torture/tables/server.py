@@ -26,13 +26,42 @@ if TYPE_CHECKING:
     from torture.world import World
 
 
-class RowServer(Server):
+def payloads_of(server: Server, effect: Effect) -> list[int]:
+    """The contributions whose rows an effect is about."""
+    if isinstance(effect, Fold):
+        return server._buffer if effect.held else [server._slots[one.worker, one.incarnation] for one in effect.members]
+    if isinstance(effect, (FoldRows, Hold)):
+        assert isinstance(server._event, Pushed)
+        return [server._slots[effect.worker, server._event.incarnation]]
+    return []
+
+
+class TurnsAway(Server):
+    """Nobody takes a seat while what the one before left in its slot waits for its fold."""
+
+    _turned_away_s = -SILENCE_S
+
+    def turns_away(self, letter: FromWorker) -> bool:
+        """Whether this is not heard."""
+        joins = isinstance(letter, Request) and isinstance(letter.event, Joined)
+        worker = letter.event.worker if isinstance(letter, Request) else letter.worker
+        if joined := joins and self.sequencer.holds_slot_of(worker):
+            self._turned_away_s = self.agenda.now_s
+        return joined
+
+    def waits_for_nobody(self) -> bool:
+        """A known limit: a worker waits for its seat, its slot for a round, and the round for members that hang. Nobody evicts
+        them, for no member waits."""
+        turned_away = self.agenda.now_s - self._turned_away_s < SILENCE_S
+        return turned_away and self.sequencer.members.waiting == 0
+
+
+class RowServer(TurnsAway):
     """One life of the head and its table servers, of which another life has another number."""
 
     def __init__(self, world: World, epoch: int, clock: Clock) -> None:
         assert world.rows is not None
         self._rows = rows = world.rows
-        self._turned_away_s = -SILENCE_S
         super().__init__(world, epoch, clock)
         plan, content = world.plan, world.disk.load()
         servers = plan.servers if epoch == 1 else world.rng.randint(1, MOST_SERVERS)
@@ -53,19 +82,13 @@ class RowServer(Server):
     # What comes
 
     def hear(self, letter: FromWorker, payload: int) -> None:
-        """Nobody takes a seat while what the one before left in its slot waits for its fold."""
-        joins = isinstance(letter, Request) and isinstance(letter.event, Joined)
-        worker = letter.event.worker if isinstance(letter, Request) else letter.worker
-        if joins and self.sequencer.holds_slot_of(worker):
-            self._turned_away_s = self.agenda.now_s
-        else:
+        if not self.turns_away(letter):
             super().hear(letter, payload)
 
-    def waits_for_nobody(self) -> bool:
-        """A known limit: a worker waits for its seat, its slot for a round, and the round for members that hang. Nobody evicts
-        them, for no member waits."""
-        turned_away = self.agenda.now_s - self._turned_away_s < SILENCE_S
-        return turned_away and self.sequencer.members.waiting == 0
+    @property
+    def listens(self) -> bool:
+        """Whether what comes is read."""
+        return not self.down
 
     def hear_rows(self, worker: int, incarnation: int, request: RowsRequest) -> None:
         """A member wants rows."""
@@ -80,17 +103,8 @@ class RowServer(Server):
     # What is done
 
     def _carry_out(self, effect: Effect) -> None:
-        self._rows.judge.carried(effect, self._payloads(effect))
+        self._rows.judge.carried(effect, payloads_of(self, effect))
         super()._carry_out(effect)
-
-    def _payloads(self, effect: Effect) -> list[int]:
-        """The contributions whose rows an effect is about."""
-        if isinstance(effect, Fold):
-            return self._buffer if effect.held else [self._slots[one.worker, one.incarnation] for one in effect.members]
-        if isinstance(effect, (FoldRows, Hold)):
-            assert isinstance(self._event, Pushed)
-            return [self._slots[effect.worker, self._event.incarnation]]
-        return []
 
     def do(self, effect: Effect) -> None:
         assert self.rows is not None

@@ -39,6 +39,7 @@ from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.limits import LEASE_S
 
 log = logging.getLogger("plesio")
+AT_ONCE = 100  # messages of one process that are taken before anything else is done
 LINES_MAX = 100  # how many lines of a traceback are taken from a worker that somebody else started
 
 
@@ -142,11 +143,20 @@ class LocalEngine:
                     if self._outcome.final is None:
                         why = f"{fork_server.lost()}; the run ended with it {self._where()}; {self._what_is_left()}"
                         self._fail(ServerLostError(why))
-                elif readable(descriptor, 0.0) and not self._hear(sender):  # `_hear_out` may have read it
+                elif not self._hear_all(sender):
                     poller.unregister(descriptor)
                     if sender is not self._processes.server:  # which may still be written to
                         sender.channel.close()
             self._supervise()
+
+    def _hear_all(self, sender: Process) -> bool:
+        """Take what has come, with an end: a user's `watch`, which looks in between, may be slow. False when the line is closed."""
+        for _ in range(AT_ONCE):
+            if not readable(sender.channel.fileno(), 0.0):  # `_hear_out` may have read it
+                break
+            if not self._hear(sender):
+                return False
+        return True
 
     def _listen(self, process: Process) -> None:
         self._by_descriptor[process.channel.fileno()] = process
@@ -343,7 +353,7 @@ class LocalEngine:
         return self._patience.asked or self._ctrl_c.pressed > 0
 
     def _hung_up(self, process: Process) -> None:
-        if process in self._processes.table_servers and self._outcome.final is None:
+        if process in self._processes.table_servers and self._outcome.final is None and not process.done:
             joined = process in self._seats.table_servers
             how = "was lost" if joined else f"({process.pid}) died"
             self._lose(f"{process.title} {how} {self._where()}")

@@ -153,7 +153,7 @@ class Processes:
                 if server >= job.servers_here:
                     self.vacant[server] = os.dup(end)
                     continue
-                self._spawn(Spawn(TABLE_SERVER, f"{TABLE_SERVER_TITLE}{server}", ()), [end], launcher.FromEvaluator)
+                self._spawn(Spawn(TABLE_SERVER, f"{TABLE_SERVER_TITLE}{server}", ()), [end], launcher.FromTableServer)
             for worker, (_, own_ends) in enumerate(lines):
                 self.worker(worker, own_ends, job.config.ranks)
             for end in to_evaluator[1:]:

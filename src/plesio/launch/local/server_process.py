@@ -94,6 +94,7 @@ class Server(Replies):
             servers=tables.servers,
             ranks=1 if strategy.every.among_ranks else config.ranks,
             survives=log is not None,
+            rows_survive=config.durability == "process",
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from safetensors import SafetensorError
@@ -18,11 +19,12 @@ from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.memory.row_tables import RowTables
 from plesio.observe.summary import RowServer
+from plesio.protocol.launcher import Finished
 from plesio.protocol.table_server import Answered, Ask, Begin, Bells, Lay, Stands, ToTableServer, Vacated
 from plesio.protocol.worker import RowsRequest
 from plesio.tables import load_kernels
 from plesio.tables.file import from_memory
-from plesio.transport.channel import Channel, readable
+from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.row_slots import RowSlots
 
 TICK_S = 0.1
@@ -115,4 +117,6 @@ def main(job: Job, descriptors: list[int]) -> None:
     keep_to_itself(descriptors, engine, head)
     with reported_to(engine):
         load_kernels()  # while workers start
-        TableServer(head.send).run(head)
+        with suppress(ChannelClosedError):  # the server ended first
+            TableServer(head.send).run(head)
+        engine.send(Finished())
