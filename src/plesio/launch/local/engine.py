@@ -150,7 +150,7 @@ class LocalEngine:
             self._supervise()
 
     def _hear_all(self, sender: Process) -> bool:
-        """Take what has come, with an end: a user's `watch`, which looks in between, may be slow. False when the line is closed."""
+        """Take what has come, up to an end: a user's `watch` looks in between, and may be slow. False: the line is closed."""
         for _ in range(AT_ONCE):
             if not readable(sender.channel.fileno(), 0.0):  # `_hear_out` may have read it
                 break
