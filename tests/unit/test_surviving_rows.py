@@ -155,7 +155,7 @@ def test_a_fold_that_is_killed_anywhere_in_machine_code_is_taken_back() -> None:
     """Rows step, are born, expire and are counted; then the same fold is done as if nothing had been."""
     spec = TableSpec("ids", 16, ps.RowAdagrad(0.1), scale=0.1, admit=ps.Seen(2), expire=ps.Unused(2))
     load_kernels()
-    store, twin, source = Store(spec, survives=True), Store(spec), np.random.default_rng(0)
+    store, twin, source = Store(spec, survives=10_000), Store(spec), np.random.default_rng(0)
     for version in range(1, 9):
         keys = source.permutation(20_000)[:10_000] + 2_000 * version
         gradients, touched = source.standard_normal((10_000, 16), np.float32), np.ones(10_000, np.uint8)

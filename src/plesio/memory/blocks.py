@@ -123,8 +123,9 @@ class Blocks:
         self.servers = servers
         self.rows = tuple(RowSlots.create(self.first.tables, seats + 1) for _ in range(servers) if self.first.tables)
         """Where rows of tables are asked for, of each server, by workers and, behind them, the evaluator."""
-        self.rows_survive = rows_survive and not any(held_by(one) and not one.rows.at_once for one in phases)
-        """Not with sums of gradients that wait for a fold."""
+        self.rows_wait = next((one.name for one in phases if held_by(one) and not one.rows.at_once), "")
+        """Under which strategy gradients of rows wait for a fold, if there is one."""
+        self.rows_survive = rows_survive and not self.rows_wait
         self.bells: tuple[int, ...] = ()
         """What several servers of these ring, by reader."""
         self.brought: Mapping[str, KeptRows] = {}

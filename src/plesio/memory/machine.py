@@ -424,7 +424,7 @@ class Machine(Memory):
         if any(spec.kind is Kind.ROWS for spec in self.blocks.layout.specs):
             return "which rows of embeddings with sparse=True changed is in its own memory"
         if self.rows is not None and not self.blocks.rows_survive:  # or nobody asked, and nobody is told
-            return f"under {self.blocks.strategy.name} gradients of rows wait for their fold in its own memory"
+            return f"under {self.blocks.rows_wait} gradients of rows wait for their fold in its own memory"
         return self._folder.lost if self._folder is not None else ""
 
     def settle(self) -> bool:

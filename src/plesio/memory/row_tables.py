@@ -33,7 +33,7 @@ from plesio.tables.hot import HotKeys, is_looked_at
 from plesio.tables.links import rows_in, write_rows
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import Folded, Store, load_kernels, slice_of
-from plesio.transport.row_slots import Laid, RowSlots
+from plesio.transport.row_slots import MOST, Laid, RowSlots
 
 HASH = 1 << 64
 
@@ -58,7 +58,7 @@ class RowTables:
         self, slots: RowSlots, at_once: bool, server: int = 0, servers: int = 1, survive: bool = False
     ) -> None:
         load_kernels()  # before training begins
-        self.stores = [Store(spec, survive) for spec in slots.specs]
+        self.stores = [Store(spec, slots.readers * MOST if survive else 0) for spec in slots.specs]
         self.clock = 0
         self.counted = [RowsSummary(rows=0) for _ in slots.specs]
         self.hot, self._looked_at = [HotKeys() for _ in slots.specs], 0

@@ -12,6 +12,9 @@ and done again: a word in shared memory says that it was begun.
 | rows folded since a checksum | forgets them if the checksum was the last in the log, else those of later folds are there |
 | keys that are hot            | does not look: the copy may be of a later contribution                                    |
 
+A Serve that is not in the log is done again, with the keys in the slot. They are still those: a worker asks for contribution
+n + 2 when n is answered, and not before.
+
 Sums of gradients that wait for a fold are in a process's own memory: such a run has no spare.
 """
 
@@ -22,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from plesio.core.events import Fold, FoldRows, Serve
 from plesio.host.memory import SharedBlock
@@ -38,7 +42,9 @@ class SurvivingRows(RowTables):
     def __init__(self, log: RecoveryLog, slots: RowSlots, at_once: bool) -> None:
         super().__init__(slots, at_once, survive=True)
         self._log = log
-        self._keys = RowSlots.create(slots.specs, slots.readers)
+        self._keys = RowSlots.create(
+            [replace(spec, dim=1) for spec in slots.specs], slots.readers
+        )  # no values are in there
         self._block = SharedBlock.create(PAGE, "the word that says which rows were begun to step")
         self._begun = self._block.memory.numpy().data.cast("Q")
         self._done = 0  # effects that are in the log, and the one that is being done

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from plesio.errors import SharedMemoryError
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
-_HUGE = 1 << 21  # bytes of a huge page: where all begins at one, the system has them for us
+_HUGE = 1 << 21  # bytes of a huge page: the system uses them where memory begins at a multiple
 ROWS_MAX = 1 << 31
 ROWS_LEAST = 1 << 20
 SLOTS = 1024
@@ -35,10 +35,11 @@ class Arrays(NamedTuple):
     kept: NDArray[np.uint32]  # rows before they changed (undo.py), where the table survives its process; else empty
 
 
-def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
+def reserve(width: int, kept: int = 0, rows: int = ROWS_MAX) -> Arrays:
     """The memory of a table without rows, for `rows` of `width` words each, or fewer where less address space can be had.
 
-    A table that `survives` its process lies in memory that processes share which are forked from this one.
+    With room for rows that are `kept`, a table survives its process: it lies in memory that this one shares with those that are
+    forked from it.
     """
     segments = 4 * max(rows // SLOTS, 1)  # just after a wave of splits they are 7/16 full
     needed = {
@@ -48,16 +49,16 @@ def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
         "marks": 16 * -(-rows // 64),
         "numbers": 2 * 8 * NUMBERS,
         "rows": 4 * width * rows,
-        "kept": 2 * 4 * (1 + width) * rows * survives,  # a row may be evicted and taken again in one fold
+        "kept": 4 * (1 + width) * min(kept, 2 * rows),  # a row may be evicted and taken again in one fold
     }
     sizes = {name: -(-nbytes // _HUGE) * _HUGE for name, nbytes in needed.items()}
     rest = sum(nbytes for name, nbytes in sizes.items() if name not in ("rows", "kept"))
-    shared = mmap.MAP_SHARED if survives else mmap.MAP_PRIVATE
+    shared = mmap.MAP_SHARED if kept else mmap.MAP_PRIVATE
     try:
         memory = mmap.mmap(-1, sum(sizes.values()), flags=shared | mmap.MAP_ANONYMOUS | _NORESERVE)
     except OSError as error:
         if rows > ROWS_LEAST:
-            return reserve(width, survives, rows // 2)
+            return reserve(width, kept, rows // 2)
         raise SharedMemoryError(
             f"a table needs address space for {rows:,} rows of {4 * width} bytes, which this process cannot have: "
             f"{error}; raise its limit (ulimit -v)"
@@ -81,5 +82,5 @@ def reserve(width: int, survives: bool = False, rows: int = ROWS_MAX) -> Arrays:
         np.frombuffer(parts["rows"], np.int64),
         numbers,
         np.zeros(SLOTS, np.uint64),
-        np.frombuffer(parts["kept"], np.uint32) if survives else np.empty(0, np.uint32),
+        np.frombuffer(parts["kept"], np.uint32) if kept else np.empty(0, np.uint32),
     )

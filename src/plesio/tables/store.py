@@ -49,8 +49,8 @@ class Store:
     the last fold unless it is set, says which rows have died. These have no part in what is pulled, kept or summed, wherever
     a sweep is. So where rows expire, versions must not go down.
 
-    A store that `survives` lies in memory that a process shares which is forked from this one. What a fold and a sweep did since
-    `begin_fold` is kept there, too, so that it can be taken back.
+    `survives`: 0, or how many keys a fold has at most. Then the store lies in memory that processes share which are forked from
+    this one. What a fold and a sweep did since `begin_fold` is kept there, too, so that it can be taken back.
 
     >>> store, keys, out = Store(TableSpec("ids", 2, RowSGD(lr=0.5))), np.array([7, -1]), np.empty((2, 2), np.float32)
     >>> places = store.pull(keys, out)
@@ -60,8 +60,9 @@ class Store:
     ([0, 1], 2)
     """
 
-    def __init__(self, spec: TableSpec, survives: bool = False) -> None:
-        self.spec, self._named, self._survives = spec, f"table {spec.name!r}", survives
+    def __init__(self, spec: TableSpec, survives: int = 0) -> None:
+        self.spec, self._named = spec, f"table {spec.name!r}"
+        self._kept = (6 * survives + SLICE) * (survives > 0)  # a fold changes a row twice at most; see `slice_of`
         self._kind, self._numbers, self._bias = rule_of(spec.optimizer)
         self._initial = np.float32(getattr(spec.optimizer, "initial", 0.0))
         self._unborn = Distinct()
@@ -73,8 +74,8 @@ class Store:
 
     def _empty(self) -> tuple[Arrays, Arrays | None]:
         width = self.spec.row_floats + VERSION
-        candidates = reserve(life.COUNT_WORDS, self._survives) if self._times else None
-        return reserve(width + width % 2, self._survives), candidates
+        candidates = reserve(life.COUNT_WORDS, self._kept) if self._times else None
+        return reserve(width + width % 2, self._kept), candidates
 
     @property
     def _first(self) -> tuple[Any, ...]:

@@ -361,7 +361,8 @@ class LocalEngine:
             self._hear_out(self._processes.table_servers)
             died = f"the server process ({process.pid}) died {self._where()}"
             config = self._job.config
-            spare = "" if config.is_durable or config.why_not_durable else "; with durability='process' a spare goes on"
+            told = config.durability == "process" or config.why_not_durable
+            spare = "" if told else "; with durability='process' a spare goes on, or the run says why none can"
             self._lose(died, f"; its own messages, if it left any, are above{spare}")
         elif process.title == EVALUATOR_TITLE:
             if not self._final_judged and not process.done:
