@@ -162,9 +162,9 @@ def test_a_worker_makes_no_index_of_the_rows_nor_keeps_the_weight(monkeypatch: p
     made: list[str] = []
 
     class Counted(Store):
-        def __init__(self, spec: TableSpec) -> None:
+        def __init__(self, spec: TableSpec, survives: int = 0) -> None:
             made.append(spec.name)
-            super().__init__(spec)
+            super().__init__(spec, survives)
 
     def loop(worker: Any) -> None:
         net = Net()
