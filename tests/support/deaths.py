@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
+
+from plesio.host.recovery_log import RecoveryLog
 
 
 def lines_of(do: Callable[[], None], where: Sequence[str], most: int = 1 << 60) -> int:
@@ -41,3 +44,16 @@ def dies(do: Callable[[], None]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os._exit(1)
+
+
+def goes_on(log: RecoveryLog, act: Callable[[Any], object], plan: Sequence[Any], rng: random.Random) -> int:
+    """Take over from a process that died: act as far as the log reaches, and perhaps once more; how often."""
+    log.recover()
+    done = 0
+    while log.next_turn() is not None:  # the last one is gone on with
+        act(plan[done])
+        done += 1
+    if done < len(plan) and rng.random() < 0.5:
+        act(plan[done])
+        done += 1
+    return done

@@ -53,7 +53,7 @@ from plesio.tensors.packing import Packing
 from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from support import loops
-from support.deaths import dies, lines_of
+from support.deaths import dies, goes_on, lines_of
 from support.long_forms import but_slow
 
 WORKERS, SEATS = 3, 4
@@ -263,15 +263,7 @@ def survived(
         until = next((place for place, act in enumerate(plan) if act.last), len(plan))
         killed(server, plan[: until + 1], rng.randrange(1, 4 * per_act), where)
         deaths += 1
-        log.recover()
-        done = 0
-        while log.next_turn() is not None:  # the last one is gone on with
-            server.act(plan[done])
-            done += 1
-        if done < len(plan) and rng.random() < 0.5:
-            server.act(plan[done])
-            done += 1
-        plan = plan[done:]
+        plan = plan[goes_on(log, server.act, plan, rng) :]
     return server.stands(), deaths
 
 

@@ -27,7 +27,7 @@ from plesio.memory.surviving_rows import SurvivingRows
 from plesio.tables import life, rows, undo
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import Store, load_kernels
-from support.deaths import dies, lines_of
+from support.deaths import dies, goes_on, lines_of
 from support.row_server import Act, Server
 
 ROOMS = Path(plesio.__file__).parent
@@ -120,15 +120,7 @@ def survived(
         way, drawn = rng.choice(ways), random.Random(rng.random())
         dies(partial(way, server, plan, drawn, per_act))
         deaths += 1
-        log.recover()
-        done = 0
-        while log.next_turn() is not None:  # the last one is gone on with
-            server.act(plan[done])
-            done += 1
-        if done < len(plan) and rng.random() < 0.5:
-            server.act(plan[done])
-            done += 1
-        plan = plan[done:]
+        plan = plan[goes_on(log, server.act, plan, rng) :]
     return server.stands(), deaths
 
 

@@ -62,7 +62,7 @@ class Store:
 
     def __init__(self, spec: TableSpec, survives: int = 0) -> None:
         self.spec, self._named = spec, f"table {spec.name!r}"
-        self._kept = (6 * survives + SLICE) * (survives > 0)  # a fold changes a row twice at most; see `slice_of`
+        self._kept = 6 * survives + SLICE if survives else 0  # each row of a fold twice, and its sweep's
         self._kind, self._numbers, self._bias = rule_of(spec.optimizer)
         self._initial = np.float32(getattr(spec.optimizer, "initial", 0.0))
         self._unborn = Distinct()
