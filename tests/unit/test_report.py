@@ -185,6 +185,14 @@ def bare(strategy: str = "async_sgd", recipe: str = "async_sgd") -> Summary:
     )
 
 
+def test_a_summary_is_printed_without_its_timeline() -> None:
+    spans = tuple(Span(0, "compute", float(at), at + 1.0, 1) for at in range(1000))
+    summary = msgspec.structs.replace(bare(), timeline=spans)
+    assert repr(summary) == repr(bare())
+    assert len(summary.timeline) == 1000
+    assert "strategy='async_sgd'" in str(summary)
+
+
 def reaching(strategy: str, time_s: float | None, wall_s: float = 12.6) -> Summary:
     """A run whose accuracy is 0.95 from `time_s` on, and 0.9 before."""
     times = sorted({1.0, wall_s} | ({time_s} if time_s else set()))

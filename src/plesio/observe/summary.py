@@ -279,6 +279,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
     """A line about a strategy that would have cost much less, if any (`plesio.launch.simulated.whatif.advice`)."""
 
+    def __repr__(self) -> str:
+        """Without the timeline, which has two spans for each step."""
+        return super(Summary, msgspec.structs.replace(self, timeline=())).__repr__()
+
     @property
     def times(self) -> str:
         """How long training took and, where starting took time, how long that was."""
