@@ -21,28 +21,40 @@ from support.long_forms import but_slow
 from support.row_each import row_each
 
 WORKERS, SAMPLES, BATCH, H = 4, 640, 4, 3
+AHEAD = 20  # steps that the others make before one has died
 STRATEGIES = {"deltas": ps.async_local_sgd(H, overlap=True), "gradients": ps.async_sgd("plain", ahead=1)}
 
 
 def counting(
-    worker: ps.Worker, dies_at: int = 0, when: str = "", pause_s: float = 0.002, pids: Path | None = None
+    worker: ps.Worker, dies_at: int = 0, when: str = "", pause_s: float = 0.002, folder: Path | None = None
 ) -> None:
-    """One epoch; worker 1 kills itself `when` its step `dies_at` is to come, in its forward pass, or after it."""
-    if pids is not None:
-        (pids / "server").write_text(str(worker.server_pid))
+    """One epoch; worker 1 kills itself `when` its step `dies_at` is to come, in its forward pass, or after it.
+
+    The others leave it data until then, however slow it is. What happened is in the folder.
+    """
+    if folder is not None:
+        (folder / "server").write_text(str(worker.server_pid))
     model, optimizer, loader = row_each(worker, SAMPLES, BATCH)
     for step, (samples,) in enumerate(loader, 1):
         dies = worker.rank == 1 and step == dies_at and worker.server_pid > 0  # not in a replay
         if dies and when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_itself(folder)
+        while dies_at and folder is not None and worker.rank != 1 and step == AHEAD and not (folder / "died").exists():
+            time.sleep(pause_s)
         optimizer.zero_grad()
         model(samples).sum().backward()
         if dies and when == "within":
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_itself(folder)
         time.sleep(pause_s)
         optimizer.step()
         if dies and when == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_itself(folder)
+
+
+def end_itself(folder: Path | None) -> None:
+    assert folder is not None
+    (folder / "died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rows(run: ps.Run) -> torch.Tensor:
@@ -56,7 +68,7 @@ CASES = [f"{when} {at}" for at in (H, H + 1, 2 * H) for when in ("before", "with
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_worker_killed_while_it_goes_on_loses_no_batch(strategy: Strategy, case: str, tmp_path: Path) -> None:
     when, at = case.split()
-    train = partial(counting, dies_at=int(at), when=when)
+    train = partial(counting, dies_at=int(at), when=when, folder=tmp_path)
     run = ps.run(train, strategy, workers=WORKERS, timeout_s=60, runs=tmp_path)
     assert [one.left for one in run.workers].count("died") == 1
     assert torch.equal(rows(run), torch.ones(SAMPLES))
@@ -74,7 +86,7 @@ def test_a_server_that_never_answers_a_worker_that_went_on_is_named_in_time(name
             frozen.append(int((tmp_path / "server").read_text()))
             os.kill(frozen[0], signal.SIGSTOP)
 
-    train = partial(counting, pause_s=0.02, pids=tmp_path)
+    train = partial(counting, pause_s=0.02, folder=tmp_path)
     with pytest.raises(ps.DeadlineError, match="the server"):
         ps.run(train, STRATEGIES[name], workers=2, timeout_s=2.0, watch=freeze)
     assert frozen
