@@ -331,7 +331,8 @@ class Oracle:
         elif back is None:
             self._broken(f"a restart is told: worker {session.worker} was not")
         else:
-            undone = max(0, applied - self.model.folded[session.worker])
+            # `told` has seen to what the letter says; another process in that seat may have contributed since
+            undone = max(0, applied - session.applied)
             if (back.version, back.to_version, back.undone) != (version, welcome.version, undone):
                 self._broken(
                     f"what is undone is told to the last unit: {undone} of worker {session.worker}, from version "
