@@ -268,9 +268,8 @@ class Reborn(Server):
         now_s = super().now_s()
         self.log.turn(source, now_s)
         self._deal(source, now_s)
-        if self._wants_spare or self.log.full or not self.log.recording:
+        if self.log.rest() or self._wants_spare:
             self._new_spare()
-        self.log.rest()
 
     def _deal(self, source: int, now_s: float) -> None:
         self._turn_s = now_s

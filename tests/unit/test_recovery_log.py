@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from plesio.host.recovery_log import RecoveryLog
+from plesio.host.recovery_log import _FREE, TURNS_MOST, RecoveryLog
 
 HALF_BYTES = 400
 READ_MOST = 48
@@ -209,24 +209,26 @@ class Deaths(RuleBasedStateMachine):
 TestDeaths = Deaths.TestCase
 
 
-def test_a_full_log_asks_for_a_spare_and_takes_no_more_than_it_has_room_for() -> None:
-    log = RecoveryLog(1 << 19)
+@pytest.mark.parametrize(("room", "most"), [(1 << 15, 1600), (1 << 20, TURNS_MOST)], ids=["full", "many turns"])
+def test_a_worn_log_asks_for_a_spare_and_takes_no_more_than_it_has_room_for(room: int, most: int) -> None:
+    log = RecoveryLog(_FREE + room)
+    assert log.rest()
     log.begin()
     log.counts()
     turns = 0
-    while not log.full:
+    while not log.rest():
         log.turn(turns, 0.0)
         turns += 1
-    assert log.turns == turns > 1000
+    assert most // 2 < log.turns == turns <= most
     assert log.is_mine
-    for _ in range(100):  # nobody has forked one
+    for _ in range(200):  # nobody has forked one
         log.once(lambda: "x" * 10_000)
     assert not log.is_mine
     assert not log.recording
     log.begin()
     log.counts()
     assert log.is_mine
-    assert not log.full
+    assert not log.rest()
 
 
 def test_a_turn_that_kills_twice_is_known_by_its_place() -> None:

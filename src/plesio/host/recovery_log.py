@@ -53,6 +53,8 @@ UNREAD = bytes.fromhex("9f3c517bd2e84a06b1c7f20d64985ea3")
 READ_MOST = 1 << 16
 _waits = array("i", [0])
 encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
+TURNS_MOST = 4000
+"""How many a spare may have to take. They take some 0.1 s; to fork takes a few milliseconds, and so do the page faults after."""
 _FREE = 1 << 18
 """What a half keeps free: one turn's entries."""
 
@@ -61,7 +63,7 @@ class RecoveryLog:
     """The log of one process, and after its death of its spare.
 
     Args:
-        half_bytes: of each half. `full` says when a new spare is wanted.
+        half_bytes: of each half. `rest` says when a new spare is wanted.
 
     >>> log = RecoveryLog(1 << 20)
     >>> log.begin()
@@ -126,11 +128,6 @@ class RecoveryLog:
         at = self._words[TURN_AT]
         return (self.generation, at) if at else (0, 0)
 
-    @property
-    def full(self) -> bool:
-        """Whether there may be no room for all that the next turn brings."""
-        return len(self._half) - self._at < _FREE
-
     def recover(self) -> None:
         """In the spare: from now on give what the dead process got."""
         self._at, self._end = 0, self._words[self._reaches]
@@ -139,16 +136,18 @@ class RecoveryLog:
     def turn(self, source: int, now_s: float) -> None:
         """`source` is about to be dealt with, at `now_s`."""
         self.turned_s = now_s
-        if self._has_room(TURNED.size):
+        start, words = self._at, self._words
+        if self.recording and (end := start + WHOLE_TURN.size) <= self._size:
             self.turns += 1
-            WHOLE_TURN.pack_into(self._map, self._begins + self._at, TURNED.size, TURN, source, now_s)
-            self._at += WHOLE_TURN.size
-            words = self._words
-            words[self._reaches] = words[TURN_AT] = self._at
+            WHOLE_TURN.pack_into(self._map, self._begins + start, TURNED.size, TURN, source, now_s)
+            self._at = words[self._reaches] = words[TURN_AT] = end
+        elif self.recording:
+            self.give_up()
 
-    def rest(self) -> None:
-        """The turn is over, and somebody is waited for."""
+    def rest(self) -> bool:
+        """The turn is over, and somebody is waited for. Whether a new spare is wanted."""
         self._words[TURN_AT] = 0
+        return self.turns >= TURNS_MOST or self._size - self._at < _FREE or not self.recording
 
     def next_turn(self) -> tuple[int, float] | None:
         """While recovering: what was dealt with next, and when; None after the last."""
@@ -167,9 +166,19 @@ class RecoveryLog:
         if self.recovering:
             result: T = decode(self._take(DONE))
             return result
-        result = do()
-        if self.recording:
-            self._put(DONE, encode(result))
+        return self.enter(do())
+
+    def enter(self, result: T) -> T:
+        """The other half of `once`: `result` came of what this process has just done."""
+        if not self.recording:
+            return result
+        body = encode(result)
+        entry, begin = ENTRY.pack(len(body), DONE) + body, self._begins + self._at
+        if (end := self._at + len(entry)) > self._size:
+            self.give_up()
+        else:
+            self._map[begin : begin + len(entry)] = entry
+            self._at = self._words[self._reaches] = end
         return result
 
     def read(self, descriptor: int, most: int = READ_MOST) -> bytes:
@@ -177,22 +186,24 @@ class RecoveryLog:
         lost."""
         if self.recovering:
             return bytes(self._take(READ))
-        most = min(most, READ_MOST)
-        if not self._has_room(most):
+        most, memory, words, start = min(most, READ_MOST), self._map, self._words, self._at + ENTRY.size
+        if self.recording and start + most > self._size:
+            self.give_up()
+        if not self.recording:
             return os.read(descriptor, most)
-        memory, words, start = self._map, self._words, self._at + ENTRY.size
         begin = self._begins + start
         if words[READING] == start and memory[begin : begin + len(UNREAD)] != UNREAD:
             size = words[COMING]  # the dead process had just read them
         else:
-            fcntl.ioctl(
-                descriptor, termios.FIONREAD, _waits
-            )  # how many can be read; into a buffer: several times faster
+            fcntl.ioctl(descriptor, termios.FIONREAD, _waits)  # how many can be read; quicker into a buffer
             size = min(_waits[0], most)
             memory[begin : begin + len(UNREAD)] = UNREAD
             words[COMING] = size
             words[READING] = start
-            size = _read_into(self._half[start : start + size], descriptor)
+            try:
+                size = os.readv(descriptor, (self._half[start : start + size],))
+            except ConnectionResetError:  # a line that was broken off is at its end
+                size = 0
         ENTRY.pack_into(memory, begin - ENTRY.size, size, READ)
         self._at = words[self._reaches] = start + size
         return memory[begin : begin + size]
@@ -200,21 +211,9 @@ class RecoveryLog:
     def _open_half(self) -> None:
         which = self.generation % 2
         self._half = self._halves[which]
-        self._begins = WORDS * 8 + which * len(self._half)  # in the map, which is written faster
+        self._size = len(self._half)
+        self._begins = WORDS * 8 + which * self._size  # in the map, which is written faster
         self._reaches = REACHES + which
-
-    def _has_room(self, size: int) -> bool:
-        """Whether so much can be recorded; if not, nothing is any more."""
-        if self.recording and self._at + ENTRY.size + size > len(self._half):
-            self.give_up()
-        return self.recording
-
-    def _put(self, kind: int, body: bytes) -> None:
-        if self._has_room(len(body)):
-            entry, begin = ENTRY.pack(len(body), kind) + body, self._begins + self._at
-            self._map[begin : begin + len(entry)] = entry
-            self._at += len(entry)
-            self._words[self._reaches] = self._at
 
     def _take(self, kind: int) -> memoryview[Any]:
         size, found = ENTRY.unpack_from(self._half, self._at)
@@ -223,17 +222,3 @@ class RecoveryLog:
         self._at = start + size
         self.recovering = self._at < self._end
         return self._half[start : self._at]
-
-
-def _read_into(place: memoryview, descriptor: int) -> int:
-    """How many bytes came. A line that was broken off is at its end."""
-    try:
-        return os.readv(descriptor, [place])
-    except ConnectionResetError:
-        return 0
-
-
-def _waiting(descriptor: int) -> int:
-    """How many bytes can be read."""
-    fcntl.ioctl(descriptor, termios.FIONREAD, _waits)  # into a buffer: several times faster
-    return _waits[0]

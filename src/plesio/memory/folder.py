@@ -77,6 +77,9 @@ class Folder:
         self.set_groups, self.share_among = step.set_groups, step.share_among
         self.begin_from, self.carried, self.copy_state = step.begin_from, step.carried, step.copy_state
 
+    settle: Callable[[], bool] | None = None
+    """Does something for what comes next, while there is time; whether there was anything."""
+
     @property
     def looks_ahead(self) -> bool:
         return isinstance(self._publisher, Ahead)
@@ -112,10 +115,6 @@ class Folder:
             if correction is not None:
                 correction.stepped(before, shown, came.absent)
             publisher.made(index)
-
-    def settle(self) -> bool:
-        """Prepare for what comes next, while there is time; whether there is more to do."""
-        return False
 
     def forget(self, worker: int) -> None:
         """`worker` is gone: it reads nothing any more."""

@@ -34,7 +34,7 @@ class Came(NamedTuple):
         absent: tensors that nobody has a gradient for: they are left alone, as torch leaves them.
         rows: the mean gradients of tables.
         then: the version that it was computed from, where that matters and is known.
-        scratch: where it may be changed, if the slots are to stay as they are.
+        scratch: where it may be changed, or what is made of it may be written, if the slots are to stay as they are.
     """
 
     worker: int

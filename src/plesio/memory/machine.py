@@ -427,10 +427,6 @@ class Machine(Memory):
             return f"under {self.blocks.rows_wait} gradients of rows wait for their fold in its own memory"
         return self._folder.lost if self._folder is not None else ""
 
-    def settle(self) -> bool:
-        """While nobody has anything to say: prepare for what comes next; whether there is more to do."""
-        return self._log is not None and self._folder is not None and self._folder.settle()
-
     # Where the parameters are the workers' own
 
     def when_whole(self, do: Callable[[], None], members: Sequence[int], held: bool = False) -> None:

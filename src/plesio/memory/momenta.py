@@ -176,10 +176,12 @@ class Momenta(Step):
         index: int,
     ) -> None:
         (gradient,), momentum = came.slots, self._momenta[came.worker]
-        if came.scratch is not None and (came.then is not None or not self.optimizer.directly):
-            (gradient,) = came.own().slots
         if came.then is not None:
-            self.damping.correct(gradient, current, came.then, came.absent)
+            damped = came.scratch or gradient
+            self.damping.correct(gradient, current, came.then, came.absent, damped)
+            gradient = damped
+        elif not self.optimizer.directly:
+            (gradient,) = came.own().slots
         lacking = self.optimizer.pieces_lacking(came.absent)
         moved = list(zip(self.sum.trained, momentum.trained, strict=True))
         if came.absent:
@@ -305,7 +307,7 @@ class Momenta(Step):
         self.optimizer.step_as(worker)
 
     def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
-        return (*self.optimizer.state_arenas.values(), *(self._momenta[worker] for worker in workers), self.sum)
+        return (*self.optimizer.state_arenas.values(), *map(self._momenta.__getitem__, workers), self.sum)
 
     def can_write_beside(self, worker: int, absent: int) -> bool:
         """Not where momenta are summed anew, in place."""
@@ -336,9 +338,13 @@ class Momenta(Step):
         return Kept({**momenta, "sum of momenta": self.sum.memory}, self._kept_numbers())
 
     def _kept_numbers(self) -> dict[str, Any]:
-        begun = [sorted(positions) for positions in self._begun]
-        numbers = {"scale": self._scale, "steps": self._steps, "damping": self.damping.kept().numbers, "begun": begun}
-        return {**numbers, "workers": self._workers}
+        return {
+            "scale": self._scale,
+            "steps": self._steps,
+            "damping": self.damping.numbers(),
+            "begun": list(map(sorted, self._begun)),
+            "workers": self._workers,
+        }
 
     def restore(self, numbers: dict[str, Any]) -> None:
         """Go on from these."""

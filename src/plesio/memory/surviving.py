@@ -10,7 +10,8 @@ the end is done again, from what was there before it. For that each arena of the
 | anything else            | where it was                           | is copied into the other arena first            |
 
 Where it was copied, a word in shared memory says which effect was begun, and that the copy is whole. Whoever takes over copies
-back if that effect is not in the log. The copy is made when nobody has anything to say (`settle`), or else when it is needed.
+back if that effect is not in the log. The copy is made when it is needed; of a large model before, when nobody has anything to
+say (`settle`).
 
 Versions go into a free buffer of the ring, the master copy of half precision into its other arena. Slots are left as they are.
 
@@ -21,6 +22,7 @@ again, whatever the log has (`_is_new`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -37,6 +39,9 @@ from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import ALL_PARTS, PAGE, Arena
 from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import Correction
+
+LARGE_BYTES = 1 << 18
+"""An arena of more is copied while there is time; a smaller one when it changes, for which it is in the caches then."""
 
 
 class Surviving(Folder):
@@ -75,11 +80,17 @@ class Surviving(Folder):
         self._pairs = [(one, Arena(one.layout, new_arena("second copy").memory)) for one in one_of_each]
         for one in masters:  # what is frozen stays there, too
             self._pairs[-1][1].copy_from(one)
-        self._other = {id(one): other for pair in self._pairs for one, other in (pair, pair[::-1])}
+        both_ways = [(one, other) for pair in self._pairs for one, other in (pair, pair[::-1])]
+        self._other = {id(one): other for one, other in both_ways}
+        self._copy = {id(one): _copying(one, other) for one, other in both_ways}
+        """By identity: copies an arena into its other one."""
         self._place = {id(one): place for place, pair in enumerate(self._pairs) for one in pair}
         self._swapped = 0  # the set of pairs of which the second one counts
         self._alike: set[int] = set()  # by identity: arenas that were copied, and have not changed since
-        self._next: Sequence[Arena] = ()  # what is likely to be copied next
+        self._next: Sequence[int] = ()  # likewise: what is likely to be copied next
+        if any(one.layout.nbytes > LARGE_BYTES for one in one_of_each):
+            self.settle = self._settled
+        self._holds = gather.numbers() is not None
         self.hold, self.share_among, self.carried = self._held, self._shared_among, self._carried
         if publisher.writes:
             self.publish, self.snapshot = self._published, self._pinned_whole
@@ -150,29 +161,29 @@ class Surviving(Folder):
             self._step.share_among(workers)
 
     def _published(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
-        publisher = self._publisher
-        return self._shown(
-            partial(publisher.publish, reader, unasked, part), partial(publisher.published, reader, part=part)
-        )
+        """Written into a buffer that nobody reads, which may be done again."""
+        log, publisher = self._log, self._publisher
+        if log.recovering:
+            publisher.published(reader, index := log.once(int), part)
+            return index
+        if self._latest is not None:
+            self._catch_up()
+        return log.enter(publisher.publish(reader, unasked, part))
 
     def _pinned_whole(self, reader: int) -> int:
-        return self._shown(partial(self._publisher.whole, reader), partial(self._publisher.pinned_whole, reader))
-
-    def _shown(self, show: Callable[[], int], shown: Callable[[int], None]) -> int:
-        """Write into a buffer that nobody reads, which may be done again: its index."""
-        recovering = self._log.recovering
-        if not recovering:
-            self._catch_up()
-        index: int = self._log.once(show)
-        if recovering:
-            shown(index)
-        return index
+        log, publisher = self._log, self._publisher
+        if log.recovering:
+            publisher.pinned_whole(reader, index := log.once(int))
+            return index
+        self._catch_up()
+        return log.enter(publisher.whole(reader))
 
     def _through(self, do: Callable[..., None], *about: Any) -> int | None:
         """Have an effect done, unless the log has it: then the current buffer after it."""
         self._done += 1
-        if self._is_new or not self._log.recovering:
-            self._catch_up()
+        if not self._log.recovering or self._is_new:
+            if self._latest is not None:
+                self._catch_up()
             do(*about)
             self._log.once(self._numbers)
             return None
@@ -193,39 +204,37 @@ class Surviving(Folder):
 
     def _numbers(self) -> list[Any]:
         """All that an effect changes beside tensors."""
-        gather, step, correction = self._gather, self._step, self._correction
-        numbers = gather.numbers(), step.numbers(), correction.kept().numbers if correction is not None else None
-        swapped = self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little") if self._swapped else b""
-        return [self._publisher.versions.current, swapped, *numbers]
+        correction = self._correction
+        return [
+            self._publisher.versions.current,
+            self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little") if self._swapped else b"",
+            self._gather.numbers() if self._holds else None,
+            self._step.numbers(),
+            correction.kept().numbers if correction is not None else None,
+        ]
 
     # What was there before
 
     def _keep(self, arenas: Sequence[Arena]) -> None:
         """These are about to change where they are."""
-        if self.lost:
+        self._next = changing = [id(one) for one in arenas]
+        if not arenas or self.lost:
             return
-        self._next = arenas
-        if not arenas:
-            return
-        if self._begun[0] == self._done:  # by a process that died
-            for one in arenas:
-                one.copy_from(self._other[id(one)])
-        else:
-            for one in arenas:
-                if id(one) not in self._alike:
-                    self._other[id(one)].copy_from(one)
-        self._alike.difference_update(map(id, arenas))
+        undoes = self._begun[0] == self._done  # what a process that died had begun
+        for one in [id(self._other[one]) for one in changing] if undoes else changing:
+            if undoes or one not in self._alike:
+                self._copy[one]()
+        self._alike.difference_update(changing)
         self._begun[0] = self._done
 
-    def settle(self) -> bool:
-        """Copy something that is likely to change next, while there is time; whether there is more."""
-        if self.lost:
-            return False
-        stale = [one for one in self._next if id(one) not in self._alike]
-        for one in stale[:1]:
-            self._other[id(one)].copy_from(one)
-            self._alike.add(id(one))
-        return len(stale) > 1
+    def _settled(self) -> bool:
+        """Copy something that is likely to change next; whether there was anything."""
+        for one in self._next if not self.lost else ():
+            if one not in self._alike:
+                self._copy[one]()
+                self._alike.add(one)
+                return True
+        return False
 
     def _count_swapped(self, arenas: Iterable[Arena]) -> None:
         for one in arenas:
@@ -260,3 +269,11 @@ class Surviving(Folder):
     def _carried(self) -> Carried:
         self._catch_up()
         return self._step.carried()
+
+
+def _copying(one: Arena, other: Arena) -> Callable[[], object]:
+    """Copies all of `one` into the `other`: of a small one in a call that runs no Python, for that is what costs there."""
+    size = one.layout.nbytes
+    if size > LARGE_BYTES:
+        return partial(other.copy_from, one)
+    return partial(operator.setitem, other.bytes, slice(size), one.bytes[:size])

@@ -1,4 +1,4 @@
-"""Corrections of a stale gradient, applied in its slot before the fold.
+"""Corrections of a stale gradient, applied before the fold: in its slot, unless that is to stay as it is.
 
 `current` is the version it is folded into, `backup` the one it was computed from (what its worker was sent).
 """
@@ -15,7 +15,7 @@ import torch
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Kept
-from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
+from plesio.tensors.operands import Operand, pieces, quiet
 
 
 class Correction:
@@ -73,16 +73,19 @@ Sums = Callable[[Operand], list[float]]
 
 
 @quiet
-def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_of: Sums) -> list[float]:
-    """slope /= 1 + closeness * |now - then|. Returns the sums of the gaps |now - then|."""
+def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_of: Sums, out: Operand) -> list[float]:
+    """out = slope / (1 + closeness * |now - then|). Returns the sums of the gaps |now - then|."""
     sums: list[float] = []
-    for g, new, old in ((slope, now, then),) if len(slope) <= CHUNK else pieces(slope, now, then):
+    divide: Any = np.divide if isinstance(slope, np.ndarray) else torch.div
+    for g, new, old, shrunk in pieces(slope, now, then, out):
         gap = distance(new, old)
         sums += sums_of(gap)
         if closeness:
             gap *= closeness
             gap += 1.0
-            g /= gap
+            divide(g, gap, out=shrunk)
+        elif out is not slope:
+            shrunk[:] = g
     return sums
 
 
@@ -153,7 +156,7 @@ class GapAwareness(Correction):
             if position in lacking or not self._steps[position]:
                 continue
             unbiased = 1.0 - self._decay ** self._steps[position]
-            _shrink(slope, now, then, closeness(self._mean_step[position] / unbiased), plain_sums)
+            _shrink(slope, now, then, closeness(self._mean_step[position] / unbiased), plain_sums, slope)
 
     @quiet
     def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
@@ -194,15 +197,19 @@ class GapDamping(Correction):
         self._sum: list[float] = []
         self._weight: list[float] = []
 
-    def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
-        """Shrink each element by its gap, measured in mean gaps; but for segments that are `absent`."""
-        flats = zip(gradient.trained, current.trained, backup.trained, strict=True)
+    def correct(
+        self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0, into: Arena | None = None
+    ) -> None:
+        """Shrink each element by its gap, measured in mean gaps, in place or `into` another arena; but for segments that are
+        `absent`."""
+        flats = zip(gradient.trained, current.trained, backup.trained, (into or gradient).trained, strict=True)
         elements = gradient.layout.trained_elements
         lacking = gradient.layout.lacking(absent) if absent else ()
-        for position, (slope, now, then) in enumerate(flats):
+        for position, (slope, now, then, out) in enumerate(flats):
             if position in lacking:
                 continue
-            self.learn(position, _shrink(slope, now, then, self.closeness(position), self._sums_of), elements[position])
+            gaps = _shrink(slope, now, then, self.closeness(position), self._sums_of, out)
+            self.learn(position, gaps, elements[position])
 
     def closeness(self, position: int) -> float:
         """What the gaps of a trained segment are multiplied by."""
@@ -218,8 +225,11 @@ class GapDamping(Correction):
             self._sum[position] = GAP_DECAY * self._sum[position] + (1 - GAP_DECAY) * gap
             self._weight[position] = GAP_DECAY * self._weight[position] + (1 - GAP_DECAY)
 
+    def numbers(self) -> dict[str, Any]:
+        return {"sum": self._sum, "weight": self._weight}
+
     def kept(self) -> Kept:
-        return Kept({}, {"sum": self._sum, "weight": self._weight})
+        return Kept({}, self.numbers())
 
     def restore(self, numbers: dict[str, Any]) -> None:
         self._sum, self._weight = list(numbers["sum"]), list(numbers["weight"])

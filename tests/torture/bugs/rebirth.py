@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.core.events import Leased
-from plesio.host.recovery_log import LATEST, READ, READ_MOST, _waiting
+from plesio.host.recovery_log import ENTRY, LATEST, READ, READ_MOST
+from plesio.transport.channel import readable
 from torture.bugs.planting import BUGS, bug
 from torture.reborn import Log, Reborn, Survivor
 from torture.sessions.envelopes import Answer, FromServer
@@ -39,8 +40,11 @@ class _ReadsFirst(Log):
     def read(self, descriptor: int) -> bytes:
         if self.recovering:
             return super().read(descriptor)
-        data = os.read(descriptor, READ_MOST) if _waiting(descriptor) else b""
-        self._put(READ, data)
+        data = os.read(descriptor, READ_MOST) if readable(descriptor, 0.0) else b""
+        entry, begin = ENTRY.pack(len(data), READ) + data, self._begins + self._at
+        self._map[begin : begin + len(entry)] = entry
+        self._at += len(entry)
+        self._words[self._reaches] = self._at
         return data
 
 

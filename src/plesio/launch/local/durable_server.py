@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from plesio.core.events import Cancel, Grant
+from plesio.core.events import Switch
 from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job
 from plesio.launch.local.server_process import Server
 from plesio.launch.local.spare import Spare
-from plesio.memory.folder import Folder
+from plesio.memory.machine import Machine
 from plesio.observe.summary import Incident
 from plesio.protocol import launcher
 from plesio.protocol.evaluator import Asked
@@ -38,8 +38,6 @@ from plesio.transport.world import World
 
 TICK, OVER, WENT_ON = -1, -2, -3
 """Turns that are not about a descriptor."""
-TURNS_MOST = 4000
-"""How many a spare may have to take. They take some 0.1 s; to fork takes a few milliseconds, and so do the page faults after."""
 
 
 def remembering(log: RecoveryLog) -> World:
@@ -69,11 +67,16 @@ class DurableServer(Server):
         self._was_asked_for = job.config.durability == "process"
         self._spare_is_old = True
         self._has_finished = False
-        self._folder_of_spare: Folder | None = None
+        self._is_laid_out_anew = False
+        """Whether the memory is another than the one that the spare knows."""
+        self._settle: Callable[[], bool] | None = None
+        self._switch, self._program.actions[Switch] = self._program.actions[Switch], self._switched
 
-    def granted(self, effect: Grant | Cancel, answer: Located) -> float:
-        self._log.turned_s = super().granted(effect, answer)
-        return self._log.turned_s
+    def _sent(self, line: Line, answer: Located) -> float:
+        log = self._log
+        sent_s = log.once(float) if log.recovering else log.enter(super()._sent(line, answer))
+        log.turned_s = sent_s or log.turned_s
+        return sent_s
 
     # The turns
 
@@ -137,23 +140,26 @@ class DurableServer(Server):
         self._spare_is_old = True
 
     def _rest(self) -> None:
-        log = self._log
-        log.rest()
+        is_worn = self._log.rest()
         if not (self._is_durable and self._program.begun):
             return
-        while not self._handlers.poller.poll(0) and self._machine.settle():
-            pass
-        is_other = self._spare_is_old or self._is_laid_out_anew or self._meeting.has_begun
-        if is_other or log.turns >= TURNS_MOST or log.full or not log.recording:
+        if is_worn or self._spare_is_old or self._is_laid_out_anew or self._meeting.has_begun:
             if why := self._why_not():
                 self._give_up(why)
             else:
                 self._renew()
+            return
+        if (settle := self._settle) is not None:
+            while not self._handlers.poller.poll(0) and settle():
+                pass
 
-    @property
-    def _is_laid_out_anew(self) -> bool:
-        """Whether the memory is another than the one that the spare knows."""
-        return self._is_durable and self._program.begun and self._machine.folder is not self._folder_of_spare
+    def _begun(self, machine: Machine, now_s: float) -> None:
+        super()._begun(machine, now_s)
+        self._is_laid_out_anew = self._is_durable
+
+    def _switched(self, switch: Switch) -> None:
+        self._switch(switch)
+        self._is_laid_out_anew = self._is_durable
 
     def _why_not(self) -> str:
         """Why nobody could go on from what this process leaves; nothing if somebody could."""
@@ -162,7 +168,8 @@ class DurableServer(Server):
         return self._machine.why_not_durable
 
     def _renew(self) -> None:
-        self._spare_is_old, self._folder_of_spare = False, self._machine.folder
+        self._spare_is_old = self._is_laid_out_anew = False
+        self._settle = self._machine.folder.settle
         try:
             if self._spare.renew():
                 self._go_on()
@@ -170,7 +177,7 @@ class DurableServer(Server):
             self._give_up(f"no spare can be forked ({error})")
 
     def _give_up(self, why: str) -> None:
-        self._is_durable = False
+        self._is_durable = self._is_laid_out_anew = False
         self._log.give_up()
         self._spare.dismiss()
         if self._was_asked_for:

@@ -133,11 +133,18 @@ class Server(Replies):
     def granted(self, effect: Grant | Cancel, answer: Located) -> float:
         line = self._line(effect.worker)
         line.answers += 1
-        told = answer.stopping() if line.leaving else answer
-        sent_s = self._world.once(lambda: _sent_s(line, told))
+        sent_s = self._sent(line, answer.stopping() if line.leaving else answer)
         if not sent_s:
             self._unresponsive.append(line)
         return sent_s or self.now_s()
+
+    def _sent(self, line: Line, answer: Located) -> float:
+        """Answer a worker; when that was done, or 0 if there is no room for it."""
+        try:
+            write_answer(line.answer, *answer, line.answers)
+        except BlockingIOError:
+            return 0.0
+        return time.monotonic()
 
     def called_off(self, cancel: Cancel, answer: Located) -> float:
         return self.granted(cancel, answer)  # unasked
@@ -429,12 +436,3 @@ class Server(Replies):
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
         if self._engine.has_room or not isinstance(message, Progress | Lately):
             self._engine.send_in_time(message)
-
-
-def _sent_s(line: Line, told: Located) -> float:
-    """Answer a worker; when that was done, or 0 if there is no room for it."""
-    try:
-        write_answer(line.answer, *told, line.answers)
-    except BlockingIOError:
-        return 0.0
-    return time.monotonic()
