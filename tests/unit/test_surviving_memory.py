@@ -361,6 +361,45 @@ def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == stands
 
 
+@pytest.mark.parametrize("pushes", [1, 2])
+def test_what_was_to_be_copied_before_a_death_is_not_copied_after_it(
+    pushes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changed in place last, and the process that died stepped in a pass: what counts may lie in the other place."""
+    monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
+    case, log = Case(DANA, partial(AdamW, lr=0.01), large), RecoveryLog()
+    first = [Act("push", 0, 100), Act("push", 1, 101), Act("leave", 2, 102)]
+    then = [Act("push", worker, 103 + worker) for worker in range(pushes)]
+    undisturbed, server = Server(case), Server(case, log)
+    for act in first:
+        server.act(act)
+    log.begin()
+    log.counts()
+    killed(server, then, 1 << 60, ())
+    goes_on(log, server.act, then, random.Random(1))
+    while settles(server):
+        pass
+    for act in (*first, *then):
+        undisturbed.act(act)
+    assert server.stands() == undisturbed.stands()
+
+
+@pytest.mark.parametrize("name", ["look-ahead, SGD", "look-ahead, AdamW", "look-ahead, held", "large, look-ahead"])
+def test_a_tensor_without_a_gradient_in_many_folds_stays_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that it was copied into may have been written with the look-ahead since."""
+    lacks = [0]
+    monkeypatch.setattr(
+        Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32, absent=bits(lacks[0]))
+    )
+    surviving, plain = Server(CASES[name], RecoveryLog()), Server(CASES[name])
+    for place in range(18):
+        lacks[0] = int(place >= 6)
+        act = Act("push", sorted(plain.free)[place % len(plain.free)], 100 + place)
+        surviving.act(act)
+        plain.act(act)
+    assert surviving.stands() == plain.stands()
+
+
 def test_a_copy_is_old_once_a_pass_has_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copied while idle, then two passes, by turns in both places: what changes where it is next is copied anew."""
     monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))

@@ -73,6 +73,7 @@ class Surviving(Folder):
         optimizer = parts["optimizer"]
         if optimizer is not None:
             optimizer.make_room(keys, self._give_up)
+            optimizer.copies_always |= self.looks_ahead  # into buffers that weights lay in: they are not made in place
         self._passes = optimizer is not None and optimizer.passes
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()
@@ -190,6 +191,7 @@ class Surviving(Folder):
         current, *numbers = self._log.once(list[Any])
         self._latest = numbers
         self._gather.take(numbers[1])
+        self._next = ()  # what counted then may be what the other one is now
         self._alike.clear()
         return int(current)
 
