@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from _report import Row, interleave, parser, progress, report, row, whole
 from _tables_runs import EXAMPLES, FIELDS, pulls_and_pushes, trains
+from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.processes import Process
 from plesio.strategy.answers import TopK
 
@@ -41,6 +42,11 @@ STRATEGIES: dict[str, Callable[[], ps.Strategy]] = {
     "elastic_averaging(4)": partial(ps.elastic_averaging, every=4),
     "async_local_sgd(4)": partial(ps.async_local_sgd, 4),
 }
+MESSAGE, NUMBERS = (
+    bytes(90),
+    {"scale": [1.0], "steps": 1, "damping": {"sum": [1.0], "weight": [1.0]}, "begun": [[0], [0]]},
+)
+"""Of the size of a worker's message, and of what changes at a version beside tensors."""
 killed_s: list[float] = []
 
 
@@ -56,12 +62,39 @@ class Wide(torch.nn.Module):
         return (self.weights * inputs.mean()).mean(0)
 
 
-def train(worker: ps.Worker, numbers: int, adam: bool, folder: str) -> None:
+class Least:
+    """Done at each version, in a server that does not survive: the entries and the copies of one that does, and nothing else."""
+
+    log: RecoveryLog | None = None
+
+    def __init__(self, numbers: int, adam: bool) -> None:
+        self._bytes, self._copies = 4 * numbers, 3 if adam else 2
+
+    def __call__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if self.log is None:
+            self.log, room = RecoveryLog(), [memoryview(bytearray(self._bytes)) for _ in range(2 * self._copies)]
+            self._both = [*zip(room[::2], room[1::2], strict=True)]
+        if self.log.rest():
+            self.log.begin()
+        self.log.turn(0, time.monotonic())
+        self.log.enter(MESSAGE)
+        for one, other in self._both:
+            one[:] = other
+        self.log.enter(NUMBERS)
+        self.log.enter(time.monotonic())
+
+
+def nothing(weights: Mapping[str, torch.Tensor]) -> None:
+    """Done in the same place, beside that."""
+
+
+def train(worker: ps.Worker, numbers: int, adam: bool, folder: str, after: Any = None) -> None:
     """Leaves in the folder when each of its steps was over."""
     model: Any = Wide(numbers)
     kind: Any = partial(torch.optim.AdamW, lr=1e-3) if adam else partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
     data = TensorDataset(torch.randn(STEPS * 4, 4))
-    model, optimizer, loader = worker.prepare(model, kind(model.parameters()), DataLoader(data, batch_size=4))
+    loader = DataLoader(data, batch_size=4)
+    model, optimizer, loader = worker.prepare(model, kind(model.parameters()), loader, after_step=after)
     over_s = array("d")
     try:
         for (inputs,) in loader:
@@ -75,7 +108,8 @@ def train(worker: ps.Worker, numbers: int, adam: bool, folder: str) -> None:
 
 
 def ran(strategy: ps.Strategy, numbers: int, workers: int, seconds: float, **more: Any) -> tuple[ps.Run, Any]:
-    function = partial(train, numbers=numbers, adam=more.pop("adam", False), folder=more.get("runs", ""))
+    adam, after = more.pop("adam", False), more.pop("after", None)
+    function = partial(train, numbers=numbers, adam=adam, folder=more.get("runs", ""), after=after)
     until = ps.Until(seconds=seconds)
     return ps.run(function, strategy, workers=workers, until=until, timeout_s=60, **more), function
 
@@ -107,9 +141,35 @@ def killed(
     return found_s
 
 
-def speed(how: str, numbers: int, seconds: float, adam: bool) -> float:
-    run, _ = ran(ps.async_sgd(), numbers, 2, seconds, durability=how, adam=adam)
+def speed(how: str, numbers: int, seconds: float, adam: bool, after: Any = None) -> float:
+    run, _ = ran(ps.async_sgd(), numbers, 2, seconds, durability=how, adam=adam, after=after)
     return run.steps / run.wall_s
+
+
+def costs(numbers: int, bar: float, adam: bool, seconds: float, runs: int) -> list[Row]:
+    """For a small model, where the bar is close to it, the limit too: what the least of it costs."""
+    runs_of = partial(speed, numbers=numbers, seconds=seconds, adam=adam)
+    tasks = {how: partial(runs_of, how) for how in ("process", "none")}
+    if numbers == min(COSTS):
+        tasks |= {
+            "least": partial(runs_of, "none", after=Least(numbers, adam)),
+            "not": partial(runs_of, "none", after=nothing),
+        }
+    done, what = interleave(tasks, runs), f"{numbers:,} parameters, {'AdamW' if adam else 'momentum'}"
+    rows = [
+        row(
+            f"{what}: durable",
+            done["process"],
+            "steps/s",
+            against="not",
+            against_values=done["none"],
+            target=f">= {bar}",
+        )
+    ]
+    if "least" in done:
+        least = f"{what}: its entries and copies alone (the limit)"
+        rows.append(row(least, done["least"], "steps/s", against="without", against_values=done["not"]))
+    return rows
 
 
 def with_tables(runs: int) -> list[Row]:
@@ -167,15 +227,7 @@ def main() -> None:
         rows.append(row(f"{numbers:,} parameters: longest wait", [max(found_s)], "s", target=f"<= {bar_s}"))
     for numbers, bar in {} if typed.no_cost else COSTS.items():
         for adam in (False, True):
-            seconds = 1.0 if typed.quick else 3.0
-            tasks = {how: partial(speed, how, numbers, seconds, adam) for how in ("process", "none")}
-            done = interleave(tasks, typed.runs)
-            rows.append(
-                row(
-                    f"{numbers:,} parameters, {'AdamW' if adam else 'momentum'}: durable",
-                    done["process"], "steps/s", against="not", against_values=done["none"], target=f">= {bar}",
-                )
-            )  # fmt: skip
+            rows += costs(numbers, bar, adam, 1.0 if typed.quick else 3.0, typed.runs)
     rows += [] if typed.no_cost else with_tables(1 if typed.quick else typed.runs)
     report("A server that is killed", rows, typed.json)
 
