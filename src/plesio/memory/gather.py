@@ -300,6 +300,9 @@ class InTurn(Gather):
         self._waiting = 0
         return came
 
+    def absent_in(self, fold: Fold) -> int:
+        return self._absent_of[0] if fold.held else super().absent_in(fold)
+
     def numbers(self) -> Any:
         return [self._waiting, [_signed(one) for one in self._absent_of]] if self._copies else None
 
