@@ -15,7 +15,7 @@ import torch
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.carrying import Kept
-from plesio.tensors.operands import Operand, pieces, quiet
+from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
 
 
 class Correction:
@@ -77,7 +77,8 @@ def _shrink(slope: Operand, now: Operand, then: Operand, closeness: float, sums_
     """out = slope / (1 + closeness * |now - then|). Returns the sums of the gaps |now - then|."""
     sums: list[float] = []
     divide: Any = np.divide if isinstance(slope, np.ndarray) else torch.div
-    for g, new, old, shrunk in pieces(slope, now, then, out):
+    whole = (slope, now, then, out)
+    for g, new, old, shrunk in (whole,) if len(slope) <= CHUNK else pieces(*whole):
         gap = distance(new, old)
         sums += sums_of(gap)
         if closeness:
