@@ -173,6 +173,16 @@ def _put_at(typingctx, address, index, value):
     return types.void(types.int64, types.int64, line), generate
 
 
+def _put_number_at(typingctx, address, number):
+    """Write one int64 there."""
+
+    def generate(context, builder, signature, args):
+        builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 def _place(builder, address, index):
     first = builder.inttoptr(address, ir.FloatType().as_pointer())
     return builder.bitcast(builder.gep(first, [index]), _VECTOR.as_pointer())
@@ -206,3 +216,4 @@ fma: Any = intrinsic(_fma)
 larger: Any = intrinsic(_larger)
 line_at: Any = intrinsic(_line_at)
 put_at: Any = intrinsic(_put_at)
+put_number_at: Any = intrinsic(_put_number_at)

@@ -19,7 +19,7 @@ Source: Hakimi et al. 2019, arXiv 1907.11612 (there without the factor 1 - 1/n a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -309,19 +309,11 @@ class Momenta(Step):
     def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
         return (*self.optimizer.state_arenas.values(), *map(self._momenta.__getitem__, workers), self.sum)
 
-    def can_write_beside(self, worker: int, absent: int) -> bool:
+    def can_undo(self, worker: int, absent: int) -> bool:
         """Not where momenta are summed anew, in place."""
         anew = worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
         all_swapped = self.tables is None and all(self.optimizer.swapped)
-        return not anew and all_swapped and self.optimizer.can_write_beside(absent)
-
-    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
-        self.optimizer.write_beside(arenas)
-
-    def swap(self, others: Mapping[int, Arena]) -> None:
-        self.optimizer.swap(others)
-        self._momenta = [others.get(id(one), one) for one in self._momenta]
-        self.sum = others.get(id(self.sum), self.sum)
+        return not anew and all_swapped and self.optimizer.in_one_pass(absent)
 
     def numbers(self) -> Any:
         return [self.optimizer.numbers(), self._kept_numbers()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import nan
 from typing import Any
 
@@ -39,15 +39,9 @@ class Step:
         """The state that changes in place by contributions of these."""
         return ()
 
-    def can_write_beside(self, worker: int, absent: int) -> bool:
-        """Whether a step with what came from `worker`, and lacks these, can write all of that elsewhere."""
+    def can_undo(self, worker: int, absent: int) -> bool:
+        """Whether a step with what came from `worker`, and lacks these, is made of passes that can be gone on with."""
         return False
-
-    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
-        """The next step writes what it changes of each first one into the second."""
-
-    def swap(self, others: Mapping[int, Arena]) -> None:
-        """What lay in arenas with these identities lies in the others from now on."""
 
     def numbers(self) -> Any:
         """What it counts beside tensors, as plain values."""
@@ -151,14 +145,8 @@ class Optimizing(Step):
     def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
         return tuple(self._optimizer.state_arenas.values())
 
-    def can_write_beside(self, worker: int, absent: int) -> bool:
-        return self._tables is None and self._optimizer.can_write_beside(absent)
-
-    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
-        self._optimizer.write_beside(arenas)
-
-    def swap(self, others: Mapping[int, Arena]) -> None:
-        self._optimizer.swap(others)
+    def can_undo(self, worker: int, absent: int) -> bool:
+        return self._tables is None and self._optimizer.in_one_pass(absent)
 
     def numbers(self) -> Any:
         return self._optimizer.numbers()

@@ -2,12 +2,12 @@
 
 Tensors lie in memory that outlives it. An effect that changes them is entered in the log when it is done, with the numbers beside
 the tensors. Whoever takes over takes the numbers of each effect from there, and moves no tensor. The effect that was under way at
-the end is done again, from what was there before it. For that each arena of the state lies twice:
+the end is done again, from what was there before it:
 
-| a fold of                | the new state goes                     | what was there before it                        |
-| ------------------------ | -------------------------------------- | ----------------------------------------------- |
-| a large model, in a pass | into the other arena: they swap roles  | stays where it is                               |
-| anything else            | where it was                           | is copied into the other arena first            |
+| a fold of                | what was there before it                                                              |
+| ------------------------ | ------------------------------------------------------------------------------------- |
+| a large model, in a pass | is kept line by line (`plesio.tensors.undo`), and the pass is gone on with            |
+| anything else            | is copied first: each arena of the state lies twice                                   |
 
 Where it was copied, a word in shared memory says which effect was begun, and that the copy is whole. Whoever takes over copies
 back if that effect is not in the log. The copy is made when it is needed; of a large model before, when nobody has anything to
@@ -39,6 +39,7 @@ from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import ALL_PARTS, PAGE, Arena
 from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.corrections import Correction
+from plesio.tensors.undo import Undo
 
 LARGE_BYTES = 1 << 18
 """An arena of more is copied while there is time; a smaller one when it changes, for which it is in the caches then."""
@@ -74,7 +75,7 @@ class Surviving(Folder):
         if optimizer is not None:
             optimizer.make_room(keys, self._give_up)
             optimizer.copies_always |= self.looks_ahead  # into buffers that weights lay in: they are not made in place
-        self._passes = optimizer is not None and optimizer.passes
+        self._undo = optimizer.undo() if optimizer is not None else None
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()
         one_of_each = (*step.arenas(range(gather.seats)), *self._beside, *gather.arenas, *masters)
@@ -122,23 +123,27 @@ class Surviving(Folder):
             weights, master.other = master.weights, self._other[id(master.weights)]
         changed = step.arenas(workers)
         kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
-        if beside := self._passes and self._can_write_beside(fold, workers):
-            step.write_beside([(one, self._other[id(one)]) for one in changed])
+        undoes = self._undo is not None and self._can_undo(fold, workers)
+        self._keep(kept if undoes else (*changed, *kept))
+        if undoes:
             self._alike.difference_update(map(id, changed))
-            self._keep(kept)
-        else:
-            self._keep((*changed, *kept))
+            self._undo_by(self._undo)
         super().fold(fold)
         versions.lasting = None
-        if beside:
-            step.swap({id(one): self._other[id(one)] for one in changed})
-            self._count_swapped(changed)
+        if undoes:
+            self._undo_by(None)
         if master is not None:
             self._count_swapped((weights,))
 
-    def _can_write_beside(self, fold: Fold, workers: Sequence[int]) -> bool:
+    def _can_undo(self, fold: Fold, workers: Sequence[int]) -> bool:
         self._step.step_as(workers[0])
-        return len(workers) == 1 and self._step.can_write_beside(workers[0], self._gather.absent_in(fold))
+        return len(workers) == 1 and self._step.can_undo(workers[0], self._gather.absent_in(fold))
+
+    def _undo_by(self, undo: Undo | None) -> None:
+        """The passes that come are kept there, as this effect's."""
+        self._parts["optimizer"].undo_by(undo)
+        if undo is not None:
+            undo.begin(self._done)
 
     def _held(self, worker: int, weight: float) -> None:
         self._through(self._hold_now, worker, weight)
@@ -260,7 +265,6 @@ class Surviving(Folder):
         other = [pair for place, pair in enumerate(self._pairs) if (swapped ^ self._swapped) >> place & 1]
         others = {id(one): two for pair in other for one, two in (pair, pair[::-1])}
         self._swapped = swapped
-        self._step.swap(others)
         if self._master is not None:
             self._master.swap(others)
 

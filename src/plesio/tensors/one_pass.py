@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from torch.optim import AdamW
 from plesio.tensors.adam import LARGEST, MEAN, SQUARE, Numbers, adam_step, begin, count, numbers_of
 from plesio.tensors.mean import factors_of, weighted_into
 from plesio.tensors.sgd import sgd_step
+from plesio.tensors.undo import Undo
 
 LARGE = 1 << 17
 """Elements of a model from which the kernels are used: to load them takes a third of a second."""
@@ -78,8 +79,8 @@ class Pass:
         self._kernels = kernels
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
-        self.beside: Mapping[int, int] = {}
-        """By the address of a state that would change in place: where the new one goes."""
+        self.undo: Undo | None = None
+        """What passes are kept in, if another process is to go on with them."""
         self._process = 0  # that the pool is of: threads do not come along when a process forks
 
     def mean(self, out: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
@@ -131,21 +132,28 @@ class Pass:
         ahead: Ahead,
     ) -> Any:
         given = [one.data_ptr() if one is not None else 0 for one in (*tensors, ahead.total, ahead.then, ahead.out)]
-        beside = [self.beside.get(one, one) for one in given[2:6]]
-        addresses = np.array([*given, *beside, *(one.data_ptr() for one in slots)], np.int64)
+        addresses = np.array([*given, *(one.data_ptr() for one in slots)], np.int64)
         factors, even = factors_of(shares)
         floats = np.array((even, ahead.closeness, ahead.factor, *numbers), np.float32)
-        size, stretch = slots[0].numel(), self._kernels.STRETCH
-        gaps = np.empty(-(-size // stretch) if ahead.then is not None else 0, np.float32)
+        size, stretch, undo = slots[0].numel(), self._kernels.STRETCH, self.undo
+        sums = -(-size // stretch) if ahead.then is not None else 0
+        each = -(-size // (self._threads * stretch)) * stretch if size >= ALONE_BELOW else size
+        parts: Sequence[tuple[int, int]] = [(begin, min(begin + each, size)) for begin in range(0, size, each)]
+        areas: Sequence[int] = [0] * len(parts)
+        gaps = np.empty(sums, np.float32)
+        if undo is not None:
+            areas, parts, gaps = undo.begin_pass(parts, addresses, sums)
         part = functools.partial(kernel, addresses, floats, np.array(factors, np.float32), gaps)
-        if self._threads == 1 or size < ALONE_BELOW:
-            part(0, size)
-            return gaps
-        each = -(-size // (self._threads * stretch)) * stretch
-        if self._pool is None or self._process != os.getpid():
+        self._share(part, [(area, *bounds) for area, bounds in zip(areas, parts, strict=True)])
+        if undo is not None:
+            undo.end_pass()
+        return gaps
+
+    def _share(self, part: Callable[[int, int, int], None], parts: Sequence[tuple[int, int, int]]) -> None:
+        """Each part by a thread; this one takes the first."""
+        if len(parts) > 1 and (self._pool is None or self._process != os.getpid()):
             self._pool, self._process = ThreadPoolExecutor(self._threads - 1, "fold"), os.getpid()
-        others = [self._pool.submit(part, one, min(one + each, size)) for one in range(each, size, each)]
-        part(0, each)
+        others = [self._pool.submit(part, *one) for one in parts[1:]] if self._pool is not None else []
+        part(*parts[0])
         for other in others:
             other.result()
-        return gaps

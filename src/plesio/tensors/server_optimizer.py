@@ -27,6 +27,7 @@ from plesio.tensors.pieces import Piece, build, kinds_of, no_global_hooks, piece
 from plesio.tensors.rate_scale import NORMALISING, scale_for
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.sgd import MOMENTUM, sgd_step
+from plesio.tensors.undo import Undo
 
 FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
 """Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
@@ -60,7 +61,6 @@ class ServerOptimizer:
         """By group: the key that look-ahead swaps for each worker's own."""
         self._scales: dict[tuple[float, float], list[float]] = {}
         self._step_on(pieces_of(arena.layout, self.kinds, given))
-        self._beside: Sequence[tuple[Arena, Arena]] = ()
         self._give_up: Callable[[str], None] | None = None
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
@@ -216,8 +216,6 @@ class ServerOptimizer:
         for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
             if lacking[position]:
                 self.leave(position, target, current)
-                for one, other in self._beside:
-                    self.select(other)[position].copy_(self.select(one)[position])
                 gaps.append(None)
                 continue
             came = [self.select(slot)[position] for slot in slots]
@@ -332,7 +330,8 @@ class ServerOptimizer:
         group, at = self.group_of(position), self._group_of[position]
         state = self.optimizer.state[self.parameters[position]]
         if not state:
-            for key in self._begin_moments(position, own):
+            keys = self._begin_moments(position, own)
+            for key in keys if not self._goes_on else ():
                 state[key].zero_()
         count(state, group)
         return state, numbers_of(state, group, rate, rate * share**0.25 if self._decay[at] else rate, self.large)
@@ -384,34 +383,19 @@ class ServerOptimizer:
         return self.select(self.state_arenas[key])
 
     @property
-    def passes(self) -> bool:
-        """Whether it may step in passes over memory."""
-        return self._pass is not None
+    def _goes_on(self) -> bool:
+        """Whether the pass that comes was begun by a process that died."""
+        undo = self._pass.undo if self._pass is not None else None
+        return undo is not None and undo.goes_on
 
-    def can_write_beside(self, absent: int) -> bool:
-        """Whether a step that lacks these writes all of its state."""
-        return self.in_one_pass(absent) and all(group.get("momentum", True) for group in self.groups)
+    def undo(self) -> Undo | None:
+        """What its passes can be kept in, if it steps in passes."""
+        return Undo(fast, self._arena.layout) if self._pass is not None and (fast := kernels()) is not None else None
 
-    def write_beside(self, arenas: Sequence[tuple[Arena, Arena]]) -> None:
-        """The next pass writes what it changes of each first one into the second."""
-        assert self._pass is not None, "in_one_pass was asked"
-        self._beside = arenas
-        both = (pair for one, other in arenas for pair in zip(self.select(one), self.select(other), strict=True))
-        self._pass.beside = {one.data_ptr(): other.data_ptr() for one, other in both}
-
-    def swap(self, others: Mapping[int, Arena]) -> None:
-        """What lay in arenas with these identities lies in the others from now on."""
-        self._beside = ()
-        if self._pass is not None:
-            self._pass.beside = {}
-        for key, arena in list(self.state_arenas.items()):
-            if id(arena) not in others:
-                continue
-            self.state_arenas[key] = others[id(arena)]
-            for position, tensor in enumerate(self._home(key)):
-                state = self.state_of(position)
-                if key in state and key != self.swapped_of(position):
-                    state[key] = tensor
+    def undo_by(self, undo: Undo | None) -> None:
+        """The passes that come are kept there."""
+        assert self._pass is not None, "it steps in passes"
+        self._pass.undo = undo
 
     def make_room(self, keys: Sequence[str], give_up: Callable[[str], None]) -> None:
         """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas. `give_up` is
