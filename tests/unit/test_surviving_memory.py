@@ -365,7 +365,7 @@ def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_to_be_copied_before_a_death_is_not_copied_after_it(
     pushes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It changed in place last, and the process that died stepped in a pass: what counts may lie in the other place."""
+    """It was copied when the spare was forked, and has changed since, in a pass."""
     monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
     case, log = Case(DANA, partial(AdamW, lr=0.01), large), RecoveryLog()
     first = [Act("push", 0, 100), Act("push", 1, 101), Act("leave", 2, 102)]

@@ -73,7 +73,7 @@ class Step:
 def test_killed_in_a_pass_again_and_again(kind: str) -> None:
     module = kernels()
     assert module is not None
-    plain, step, rng = Step(kind, None), Step(kind, Undo(module, MODEL)), random.Random(kind)
+    plain, step, rng = Step(kind, None), Step(kind, Undo(module, MODEL, 2)), random.Random(kind)
     began_s = time.monotonic()
     gaps = plain.take(0)
     took_s, wanted, inside = time.monotonic() - began_s, plain.stands(), 0

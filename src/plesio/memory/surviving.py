@@ -137,7 +137,9 @@ class Surviving(Folder):
 
     def _can_undo(self, fold: Fold, workers: Sequence[int]) -> bool:
         self._step.step_as(workers[0])
-        return len(workers) == 1 and self._step.can_undo(workers[0], self._gather.absent_in(fold))
+        return (
+            len(workers) == 1 and self._after is None and self._step.can_undo(workers[0], self._gather.absent_in(fold))
+        )
 
     def _undo_by(self, undo: Undo | None) -> None:
         """The passes that come are kept there, as this effect's."""
@@ -196,7 +198,7 @@ class Surviving(Folder):
         current, *numbers = self._log.once(list[Any])
         self._latest = numbers
         self._gather.take(numbers[1])
-        self._next = ()  # what counted then may be what the other one is now
+        self._next = ()  # as this process knew it; what is alike, too
         self._alike.clear()
         return int(current)
 

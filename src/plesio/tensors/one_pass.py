@@ -77,7 +77,7 @@ class Pass:
 
     def __init__(self, kernels: ModuleType, threads: int) -> None:
         self._kernels = kernels
-        self._threads = threads
+        self.threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self.undo: Undo | None = None
         """What passes are kept in, if another process is to go on with them."""
@@ -137,7 +137,7 @@ class Pass:
         floats = np.array((even, ahead.closeness, ahead.factor, *numbers), np.float32)
         size, stretch, undo = slots[0].numel(), self._kernels.STRETCH, self.undo
         sums = -(-size // stretch) if ahead.then is not None else 0
-        each = -(-size // (self._threads * stretch)) * stretch if size >= ALONE_BELOW else size
+        each = -(-size // (self.threads * stretch)) * stretch if size >= ALONE_BELOW else max(1, size)
         parts: Sequence[tuple[int, int]] = [(begin, min(begin + each, size)) for begin in range(0, size, each)]
         areas: Sequence[int] = [0] * len(parts)
         gaps = np.empty(sums, np.float32)
@@ -151,8 +151,10 @@ class Pass:
 
     def _share(self, part: Callable[[int, int, int], None], parts: Sequence[tuple[int, int, int]]) -> None:
         """Each part by a thread; this one takes the first."""
+        if not parts:
+            return
         if len(parts) > 1 and (self._pool is None or self._process != os.getpid()):
-            self._pool, self._process = ThreadPoolExecutor(self._threads - 1, "fold"), os.getpid()
+            self._pool, self._process = ThreadPoolExecutor(self.threads - 1, "fold"), os.getpid()
         others = [self._pool.submit(part, *one) for one in parts[1:]] if self._pool is not None else []
         part(*parts[0])
         for other in others:

@@ -390,7 +390,8 @@ class ServerOptimizer:
 
     def undo(self) -> Undo | None:
         """What its passes can be kept in, if it steps in passes."""
-        return Undo(fast, self._arena.layout) if self._pass is not None and (fast := kernels()) is not None else None
+        fast, by = kernels() if self._pass is not None else None, self._pass
+        return Undo(fast, self._arena.layout, by.threads) if fast is not None and by is not None else None
 
     def undo_by(self, undo: Undo | None) -> None:
         """The passes that come are kept there."""

@@ -10,7 +10,8 @@ goes on from there:
 | in it                         | puts the line back that each of its parts was at, and does the rest of each    |
 | before it                     | does all of it                                                                 |
 
-What it reads must be as it was: gradients, the weights before, and where else they lie.
+What it reads must be as it was: gradients, the weights before, and the version that the gradients are of. What it writes must
+lie where it lay: the new weights, and the look-ahead.
 """
 
 from __future__ import annotations
@@ -24,30 +25,28 @@ import numpy as np
 from plesio.host.memory import SharedBlock
 from plesio.tensors.arena import Layout
 
-PARTS_MOST = 64
-"""Of a pass, each by a thread."""
 _HEAD_BYTES = 64
 _EFFECT_BITS = 24
 """Below the number of an effect in the first word: how many of its passes were begun and ended."""
 
 
 class Undo:
-    """What the passes of one effect after the other are kept in, over a model that is laid out so.
+    """What the passes of one effect after the other are kept in, over a model that is laid out so, by so many threads.
 
     The first word of the memory says of which effect the passes are, and how many of them were begun and ended. Then come an area
     for each part, and the sums of gaps.
     """
 
-    def __init__(self, kernels: ModuleType, model: Layout) -> None:
+    def __init__(self, kernels: ModuleType, model: Layout, threads: int) -> None:
         self._kernels, each = kernels, kernels.UNDO_BYTES
         gaps = model.nbytes // 4 // kernels.STRETCH + len(model.specs) + 1
-        first_gap = _HEAD_BYTES + PARTS_MOST * each
+        first_gap = _HEAD_BYTES + threads * each
         self._block = SharedBlock.create(first_gap + 4 * gaps, "what passes are gone on with from")
         memory = self._block.memory
         numbers, start = memory.numpy(), memory.data_ptr() + _HEAD_BYTES
         self._word = numbers[:8].data.cast("Q")
-        self._areas = range(start, start + PARTS_MOST * each, each)
-        self._lines = [numbers[_HEAD_BYTES + at * each :][:8].data.cast("q") for at in range(PARTS_MOST)]
+        self._areas = range(start, start + threads * each, each)
+        self._lines = [numbers[_HEAD_BYTES + at * each :][:8].data.cast("q") for at in range(threads)]
         self._gaps = numbers[first_gap:][: 4 * gaps].view(np.float32)
         self._now = self._taken = self._found = 0
 
@@ -65,7 +64,6 @@ class Undo:
     ) -> tuple[Sequence[int], Sequence[tuple[int, int]], Any]:
         """A pass is to be made, of parts with these bounds: of each its area, and the bounds of what is left of it; and where so
         many sums of gaps go."""
-        assert len(parts) <= PARTS_MOST, "a part is a thread's"
         goes_on, areas = self.goes_on, self._areas[: len(parts)]
         self._now += 1
         gaps = self._gaps[self._taken : self._taken + sums]
