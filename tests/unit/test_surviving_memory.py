@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import random
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -45,6 +47,7 @@ from plesio.memory.surviving import Surviving
 from plesio.protocol.worker import Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
+from plesio.tensors.after_step import AfterStep
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.model import describe
 from plesio.tensors.optimizer_spec import OptimizerSpec, hyper_parameters
@@ -64,11 +67,12 @@ Make = Callable[..., Optimizer]
 
 
 class Case(NamedTuple):
-    """A run: how it is told to fold, what steps, and the model."""
+    """A run: how it is told to fold, what steps, the model, and what is done to its weights after each step."""
 
     strategy: Strategy
     make: Make = partial(SGD, lr=0.1, momentum=0.9)
     model: Callable[[], nn.Module] = loops.mlp
+    after: Callable[[Mapping[str, torch.Tensor]], object] | None = None
 
 
 class Act(NamedTuple):
@@ -84,7 +88,8 @@ class Act(NamedTuple):
 def hello(worker: int, case: Case) -> Hello:
     model = case.model()
     optimizer = case.make(model.parameters())
-    return Hello(worker, describe(model, optimizer)[0], (OptimizerSpec.of(optimizer),), b"")
+    after = AfterStep.of(case.after) if case.after is not None else None
+    return Hello(worker, describe(model, optimizer)[0], (OptimizerSpec.of(optimizer),), b"", after_step=after)
 
 
 class Server:
@@ -279,6 +284,12 @@ def large() -> nn.Module:
     return nn.Sequential(nn.Linear(300, 500), nn.Linear(500, 3))
 
 
+def shrunk(weights: Mapping[str, torch.Tensor]) -> None:
+    """What is not the same when it is done twice."""
+    for one in weights.values():
+        one.mul_(0.99)
+
+
 def half() -> nn.Module:
     return loops.mlp().to(torch.bfloat16)
 
@@ -319,6 +330,7 @@ CASES = {
     "half precision, means": Case(recipes.local_sgd(4), model=half),
     "large": Case(recipes.sync_sgd(), model=large),
     "large, look-ahead": Case(DANA, partial(AdamW, lr=0.01), large),
+    "large, changed after each step": Case(DANA, partial(AdamW, lr=0.01), large, shrunk),
     "large, half precision": Case(DANA, partial(AdamW, lr=0.01), lambda: large().to(torch.bfloat16)),
     "phases": Case(PHASES),
     "phases, AdamW": Case(PHASES, partial(AdamW, lr=0.01)),
@@ -361,6 +373,26 @@ def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == stands
 
 
+@pytest.mark.parametrize("name", ["look-ahead, held", *(name for name in CASES if name.startswith("large"))])
+def test_a_fold_that_was_done_and_not_on_record_is_done_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
+    case, log, rng = CASES[name], RecoveryLog(), random.Random(1)
+    plan = [Act("push", place % WORKERS, 100 + place) for place in range(2 * WORKERS)]
+    undisturbed, server = Server(case), Server(case, log)
+    for act in plan:
+        undisturbed.act(act)
+    for act in plan[:WORKERS]:
+        server.act(act)
+    log.begin()
+    log.counts()
+    with monkeypatch.context() as patched:
+        patched.setattr(Surviving, "_numbers", lambda self: os.kill(os.getpid(), signal.SIGKILL))
+        dies(partial(run_through, server, plan[WORKERS:]))
+    for act in plan[WORKERS + goes_on(log, server.act, plan[WORKERS:], rng) :]:
+        server.act(act)
+    assert server.stands() == undisturbed.stands()
+
+
 @pytest.mark.parametrize("pushes", [1, 2])
 def test_what_was_to_be_copied_before_a_death_is_not_copied_after_it(
     pushes: int, monkeypatch: pytest.MonkeyPatch
@@ -401,7 +433,7 @@ def test_a_tensor_without_a_gradient_in_many_folds_stays_as_it_is(name: str, mon
 
 
 def test_a_copy_is_old_once_a_pass_has_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copied while idle, then two passes, by turns in both places: what changes where it is next is copied anew."""
+    """Copied while idle, then two passes: what changes next is copied anew."""
     monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
     server = Server(Case(DANA, partial(AdamW, lr=0.01), large), RecoveryLog())
     for what, worker in (("push", 0), ("push", 1), ("leave", 2), ("settle", 0), ("push", 0), ("push", 1)):
@@ -412,9 +444,9 @@ def test_a_copy_is_old_once_a_pass_has_gone_by(monkeypatch: pytest.MonkeyPatch) 
             server.act(Act(what, worker, 100))
     folder = server.machine.folder
     assert isinstance(folder, Surviving)
-    for one, other in [pair for pair in folder._pairs for pair in (pair, pair[::-1])]:
-        if id(one) in folder._alike:
-            assert torch.equal(one.memory, other.memory)
+    for one in folder._alike:
+        other = folder._other[one]
+        assert torch.equal(folder._other[id(other)].memory, other.memory)
 
 
 def test_without_memory_for_it_a_switch_that_was_done_is_not_taken_for_one_that_failed(

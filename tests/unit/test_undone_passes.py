@@ -20,7 +20,7 @@ from plesio.tensors.undo import Undo
 
 SIZE = 1_300_000  # so that a pass takes a few milliseconds, and a second thread takes part
 KINDS = ("sgd", "adam", "amsgrad")
-PASSES = 3
+PASSES, EACH = 3, 9
 MODEL = Layout([TensorSpec(f"{at}", (SIZE,), "float32", Kind.TRAINED, 0) for at in range(PASSES)])
 
 
@@ -29,7 +29,7 @@ class Step:
 
     def __init__(self, kind: str, undo: Undo | None) -> None:
         self.kind, self.undo = kind, undo
-        self.blocks = [SharedBlock.create(4 * SIZE, "memory of a test") for _ in range(7 * PASSES)]
+        self.blocks = [SharedBlock.create(4 * SIZE, "memory of a test") for _ in range(EACH * PASSES)]
         self.tensors = [block.memory[: 4 * SIZE].view(torch.float32) for block in self.blocks]
         self.begin_anew()
 
@@ -38,7 +38,7 @@ class Step:
         first = torch.randn(SIZE, generator=source)
         for number, tensor in enumerate(self.tensors):
             tensor.copy_(first * (0.5 + 0.1 * number)).add_(0.01 * number)
-            if number % 7 in (3, 4):
+            if number % EACH in (3, 4):
                 tensor.abs_()
 
     def take(self, effect: int, threads: int = 2) -> list[bytes]:
@@ -49,12 +49,12 @@ class Step:
             self.undo.begin(effect)
         gaps = []
         for at in range(PASSES):
-            out, weight, mean, square, largest, total, then = self.tensors[7 * at : 7 * at + 7]
-            ahead = Ahead(total, then, 0.7, None, 0.0)
+            out, weight, mean, square, largest, total, then, slot, shown = self.tensors[EACH * at : EACH * (at + 1)]
+            ahead, slots, shares = Ahead(total, then, 0.7, shown, -0.1), [slot, weight], [0.25, 0.75]
             group: dict[str, Any] = AdamW([weight], lr=0.1).param_groups[0]
             group |= {"momentum": 0.9, "dampening": 0.1, "nesterov": True}
             if self.kind == "sgd":
-                gaps.append(by.sgd(out, weight, [weight], [1.0], mean, False, group, 0.1, ahead).tobytes())
+                gaps.append(by.sgd(out, weight, slots, shares, mean, False, group, 0.1, ahead).tobytes())
                 continue
             state: dict[str, Any] = {MEAN: mean, SQUARE: square}
             if self.kind == "amsgrad":
@@ -62,7 +62,7 @@ class Step:
             begin(AdamW, state)
             count(state, group)
             numbers = numbers_of(state, group, 0.1, 0.1, exact=True)
-            gaps.append(by.adam(out, weight, [weight], [1.0], state, numbers, ahead).tobytes())
+            gaps.append(by.adam(out, weight, slots, shares, state, numbers, ahead).tobytes())
         return gaps
 
     def stands(self) -> list[bytes]:

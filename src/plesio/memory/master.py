@@ -15,7 +15,6 @@ lost, and is published when it has become a step of the model's dtype. Where wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -89,10 +88,6 @@ class Master:
     def made(self, weights: Arena) -> None:
         """It is there."""
         self.weights, self.other = weights, None
-
-    def swap(self, others: Mapping[int, Arena]) -> None:
-        """What lay in arenas with these identities lies in the others from now on."""
-        self.weights = others.get(id(self.weights), self.weights)
 
     def show(self, version: Arena, came: Came) -> None:
         """Round it into `version`; of tables, the rows that `came`."""

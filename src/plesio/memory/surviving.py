@@ -23,7 +23,7 @@ again, whatever the log has (`_is_new`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,15 +79,14 @@ class Surviving(Folder):
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()
         one_of_each = (*step.arenas(range(gather.seats)), *self._beside, *gather.arenas, *masters)
-        self._pairs = [(one, Arena(one.layout, new_arena("second copy").memory)) for one in one_of_each]
+        pairs = [(one, Arena(one.layout, new_arena("second copy").memory)) for one in one_of_each]
         for one in masters:  # what is frozen stays there, too
-            self._pairs[-1][1].copy_from(one)
-        both_ways = [(one, other) for pair in self._pairs for one, other in (pair, pair[::-1])]
+            pairs[-1][1].copy_from(one)
+        both_ways = [(one, other) for pair in pairs for one, other in (pair, pair[::-1])]
         self._other = {id(one): other for one, other in both_ways}
         self._copy = {id(one): _copying(one, other) for one, other in both_ways}
         """By identity: copies an arena into its other one."""
-        self._place = {id(one): place for place, pair in enumerate(self._pairs) for one in pair}
-        self._swapped = 0  # the set of pairs of which the second one counts
+        self._swapped = False  # whether the master copy is the second one of its pair
         self._alike: set[int] = set()  # by identity: arenas that were copied, and have not changed since
         self._next: Sequence[int] = ()  # likewise: what is likely to be copied next
         if any(one.layout.nbytes > LARGE_BYTES for one in one_of_each):
@@ -120,7 +119,7 @@ class Surviving(Folder):
         workers = self._gather.stepping(fold)
         versions.lasting = versions.current
         if master is not None:
-            weights, master.other = master.weights, self._other[id(master.weights)]
+            master.other = self._other[id(master.weights)]
         changed = step.arenas(workers)
         kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
         undoes = self._undo is not None and self._can_undo(fold, workers)
@@ -132,8 +131,7 @@ class Surviving(Folder):
         versions.lasting = None
         if undoes:
             self._undo_by(None)
-        if master is not None:
-            self._count_swapped((weights,))
+        self._swapped ^= master is not None
 
     def _can_undo(self, fold: Fold, workers: Sequence[int]) -> bool:
         self._step.step_as(workers[0])
@@ -216,7 +214,7 @@ class Surviving(Folder):
         correction = self._correction
         return [
             self._publisher.versions.current,
-            self._swapped.to_bytes(len(self._pairs) // 8 + 1, "little") if self._swapped else b"",
+            self._swapped,
             self._gather.numbers() if self._holds else None,
             self._step.numbers(),
             correction.kept().numbers if correction is not None else None,
@@ -245,10 +243,6 @@ class Surviving(Folder):
                 return True
         return False
 
-    def _count_swapped(self, arenas: Iterable[Arena]) -> None:
-        for one in arenas:
-            self._swapped ^= 1 << self._place[id(one)]
-
     # The numbers
 
     def _catch_up(self) -> None:
@@ -257,18 +251,12 @@ class Surviving(Folder):
             return
         swapped, _, of_step, of_correction = self._latest
         self._latest = None
-        self._swap(int.from_bytes(swapped, "little"))
+        if self._master is not None and swapped != self._swapped:
+            self._master.weights = self._other[id(self._master.weights)]
+        self._swapped = swapped
         self._step.take(of_step)
         if self._correction is not None:
             self._correction.restore(of_correction)
-
-    def _swap(self, swapped: int) -> None:
-        """These pairs are swapped now."""
-        other = [pair for place, pair in enumerate(self._pairs) if (swapped ^ self._swapped) >> place & 1]
-        others = {id(one): two for pair in other for one, two in (pair, pair[::-1])}
-        self._swapped = swapped
-        if self._master is not None:
-            self._master.swap(others)
 
     def kept(self) -> Kept:
         self._catch_up()

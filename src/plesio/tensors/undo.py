@@ -49,6 +49,8 @@ class Undo:
         self._lines = [numbers[_HEAD_BYTES + at * each :][:8].data.cast("q") for at in range(threads)]
         self._gaps = numbers[first_gap:][: 4 * gaps].view(np.float32)
         self._now = self._taken = self._found = 0
+        for load in (kernels.begin_part, kernels.put_back):  # now, and not in the first pass
+            load(start, np.zeros(kernels.SLOTS, np.int64), 0)
 
     def begin(self, effect: int) -> None:
         """The passes that come are of this effect; a process that died may have made some of them."""
