@@ -42,10 +42,8 @@ STRATEGIES: dict[str, Callable[[], ps.Strategy]] = {
     "elastic_averaging(4)": partial(ps.elastic_averaging, every=4),
     "async_local_sgd(4)": partial(ps.async_local_sgd, 4),
 }
-MESSAGE, NUMBERS = (
-    bytes(90),
-    {"scale": [1.0], "steps": 1, "damping": {"sum": [1.0], "weight": [1.0]}, "begun": [[0], [0]]},
-)
+MESSAGE = bytes(90)
+NUMBERS = {"scale": [1.0], "steps": 1, "damping": {"sum": [1.0], "weight": [1.0]}, "begun": [[0], [0]]}
 """Of the size of a worker's message, and of what changes at a version beside tensors."""
 killed_s: list[float] = []
 
@@ -156,16 +154,8 @@ def costs(numbers: int, bar: float, adam: bool, seconds: float, runs: int) -> li
             "not": partial(runs_of, "none", after=nothing),
         }
     done, what = interleave(tasks, runs), f"{numbers:,} parameters, {'AdamW' if adam else 'momentum'}"
-    rows = [
-        row(
-            f"{what}: durable",
-            done["process"],
-            "steps/s",
-            against="not",
-            against_values=done["none"],
-            target=f">= {bar}",
-        )
-    ]
+    durable, plain = done["process"], done["none"]
+    rows = [row(f"{what}: durable", durable, "steps/s", against="not", against_values=plain, target=f">= {bar}")]
     if "least" in done:
         least = f"{what}: its entries and copies alone (the limit)"
         rows.append(row(least, done["least"], "steps/s", against="without", against_values=done["not"]))
