@@ -160,20 +160,19 @@ def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: 
         head.address = f"tcp://127.0.0.1:{proxy.port}"
         for rank in range(2):
             head.fork(functools.partial(each, epochs=6, ahead=ahead), rank=rank)
-        begun, over = list[int](), list[bool]()
+        begun = list[int]()
 
         def cut() -> None:
             until(lambda: bool(begun))
-            while not over and proxy.connections < 60:
+            while (
+                begun[-1] < 24 and proxy.connections < 60
+            ):  # not at the end: who is away then finds nobody to come back to
                 proxy.limits = [random.randrange(1, 1 << 18) for _ in range(2)]
                 proxy.cut()
                 time.sleep(random.uniform(0.02, 0.2))
 
         with meanwhile(cut):
-            done = head.run(
-                strategy, workers=2, watch=lambda live: begun.append(live.version) if live.version else None
-            )
-            over.append(True)
+            done = head.run(strategy, workers=2, watch=begins(begun))
         assert head.end() == [0, 0], head.warnings()
         proxy.close()
     assert proxy.connections > 6
@@ -194,7 +193,7 @@ def test_so_they_are_in_rounds_that_step_rows_with_the_fold(strategy: Strategy, 
 
         def cut() -> None:
             until(lambda: bool(begun))
-            for _ in range(8):  # and not at the end: who is away then finds nobody to come back to
+            for _ in range(8):  # not at the end, either
                 time.sleep(random.uniform(0.02, 0.1))
                 proxy.cut()
 
