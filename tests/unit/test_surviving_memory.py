@@ -331,6 +331,8 @@ CASES = {
     "large": Case(recipes.sync_sgd(), model=large),
     "large, look-ahead": Case(DANA, partial(AdamW, lr=0.01), large),
     "large, changed after each step": Case(DANA, partial(AdamW, lr=0.01), large, shrunk),
+    "large, with buffers": Case(DANA, model=lambda: nn.Sequential(large(), nn.BatchNorm1d(3))),
+    "large, delay compensated": Case(recipes.async_sgd("delay_compensated"), model=large),
     "large, half precision": Case(DANA, partial(AdamW, lr=0.01), lambda: large().to(torch.bfloat16)),
     "phases": Case(PHASES),
     "phases, AdamW": Case(PHASES, partial(AdamW, lr=0.01)),

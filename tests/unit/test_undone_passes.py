@@ -50,6 +50,8 @@ class Step:
         gaps = []
         for at in range(PASSES):
             out, weight, mean, square, largest, total, then, slot, shown = self.tensors[EACH * at : EACH * (at + 1)]
+            if at == 1:
+                out = weight  # in place
             ahead, slots, shares = Ahead(total, then, 0.7, shown, -0.1), [slot, weight], [0.25, 0.75]
             group: dict[str, Any] = AdamW([weight], lr=0.1).param_groups[0]
             group |= {"momentum": 0.9, "dampening": 0.1, "nesterov": True}

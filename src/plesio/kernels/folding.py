@@ -31,11 +31,11 @@ from plesio.kernels.lanes import (
 
 STRETCH = 1 << 16
 """Elements whose gaps are summed together; threads share a pass by whole stretches."""
-OUT, WEIGHT, FIRST, SECOND, LARGEST, TOTAL, THEN, AHEAD, SLOTS = range(9)
+WEIGHT, OUT, FIRST, SECOND, LARGEST, TOTAL, THEN, AHEAD, SLOTS = range(9)
 """What the addresses are of, in their order: `FIRST` and `SECOND` are the moments, `TOTAL` is the sum of all workers' first ones;
 the slots of a round follow each other. 0: there is none."""
-KEPT = range(FIRST, THEN)
-"""What changes where it is."""
+KEPT = range(OUT, THEN)
+"""What changes where it is; weights do if they are both `WEIGHT` and `OUT`."""
 SUMS = len(KEPT)
 UNDO_BYTES = LINE_BYTES + 2 * LINE_BYTES * (SUMS + 1)
 """What a part of a pass keeps of the line that it is at, so that whoever goes on from it can put that line back: its number,
@@ -56,8 +56,8 @@ def kept_at(at, which):
 def keep_line(undo, addresses, at, sums):
     """Line `at` is about to change."""
     for which in range(SUMS):
-        if addresses[FIRST + which] != 0:
-            put_at(undo, kept_at(at, which), line_at(addresses[FIRST + which], at))
+        if addresses[OUT + which] != 0:
+            put_at(undo, kept_at(at, which), line_at(addresses[OUT + which], at))
     put_at(undo, kept_at(at, SUMS), sums)
     ordered()
     put_number_at(undo, at)
@@ -74,8 +74,8 @@ def begin_part(undo, addresses, at):
 def put_back(undo, addresses, at):
     """What lay in line `at` when it was begun lies there again."""
     for which in range(SUMS):
-        if addresses[FIRST + which] != 0:
-            put_at(addresses[FIRST + which], at, line_at(undo, kept_at(at, which)))
+        if addresses[OUT + which] != 0:
+            put_at(addresses[OUT + which], at, line_at(undo, kept_at(at, which)))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -13,7 +13,8 @@ Where it was copied, a word in shared memory says which effect was begun, and th
 back if that effect is not in the log. The copy is made when it is needed; of a large model before, when nobody has anything to
 say (`settle`).
 
-Versions go into a free buffer of the ring, the master copy of half precision into its other arena. Slots are left as they are.
+Versions go into a free buffer of the ring, or are changed in place where a pass does all of it. The master copy of half precision
+goes into its other arena. Slots are left as they are.
 
 At a switch to another strategy the state is laid out anew, in memory that only the process that does it sees, and nothing is
 written that it is made of. Until that process has a new spare nothing is folded. So whoever takes over in between does all of it
@@ -69,7 +70,9 @@ class Surviving(Folder):
         self._done = 0  # effects that are in the log, and the one that is being done
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
         self._generation = log.generation
-        publisher.in_place = False
+        buffers = bool(publisher.versions.buffers[0].layout.buffer_segments)
+        self._weights_stay = correction is not None or master is not None or buffers  # what is made of them is no pass
+        self._in_place, publisher.in_place = publisher.in_place, False
         gather.survive(new_arena)
         optimizer = parts["optimizer"]
         if optimizer is not None:
@@ -117,12 +120,13 @@ class Surviving(Folder):
         self._check_slots()
         step, master, versions = self._step, self._master, self._publisher.versions
         workers = self._gather.stepping(fold)
-        versions.lasting = versions.current
         if master is not None:
             master.other = self._other[id(master.weights)]
         changed = step.arenas(workers)
         kept = (*self._beside, *(self._gather.arenas if fold.held else ()))
         undoes = self._undo is not None and self._can_undo(fold, workers)
+        stays = not undoes or self._weights_stay
+        versions.lasting, self._publisher.in_place = versions.current if stays else None, self._in_place and not stays
         self._keep(kept if undoes else (*changed, *kept))
         if undoes:
             self._alike.difference_update(map(id, changed))

@@ -86,7 +86,7 @@ class Pass:
     def mean(self, out: torch.Tensor, parts: Sequence[torch.Tensor], shares: Sequence[float]) -> None:
         """`weighted_into`."""
         if out.dtype == torch.float32 and len(parts) > 1:
-            self._run(self._kernels.mean, (out, None, None, None, None), parts, shares, (), NOT_AHEAD)
+            self._run(self._kernels.mean, (None, out, None, None, None), parts, shares, (), NOT_AHEAD)
         else:
             weighted_into(out, parts, shares)
 
@@ -105,7 +105,7 @@ class Pass:
         """`sgd_step` with the weighted mean of what lies in the slots; the sums of the gaps, by stretches."""
         kernel = functools.partial(self._kernels.sgd, first, bool(group["nesterov"]))
         numbers = (group["weight_decay"], group["momentum"], 1 - group["dampening"], -rate)
-        return self._run(kernel, (out, weight, momentum, None, None), slots, shares, numbers, ahead)
+        return self._run(kernel, (weight, out, momentum, None, None), slots, shares, numbers, ahead)
 
     def adam(
         self,
@@ -119,7 +119,7 @@ class Pass:
     ) -> Any:
         """`adam_step`, likewise."""
         kernel = functools.partial(self._kernels.adam, by.nesterov != 0)
-        tensors = (out, weight, state[MEAN], state[SQUARE], state.get(LARGEST))
+        tensors = (weight, out, state[MEAN], state[SQUARE], state.get(LARGEST))
         return self._run(kernel, tensors, slots, shares, by._replace(root=1.0 / by.root), ahead)
 
     def _run(
