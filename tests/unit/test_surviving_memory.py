@@ -7,7 +7,7 @@ import io
 import os
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -44,7 +44,7 @@ from plesio.memory import blocks, surviving
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.memory.surviving import Surviving
-from plesio.protocol.worker import Contribution, Hello
+from plesio.protocol.worker import Aside, Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
 from plesio.tensors.after_step import AfterStep
@@ -67,12 +67,14 @@ Make = Callable[..., Optimizer]
 
 
 class Case(NamedTuple):
-    """A run: how it is told to fold, what steps, the model, and what is done to its weights after each step."""
+    """A run: how it is told to fold, what steps, the model, what is done to its weights after each step, and which of these
+    sets of tensors a contribution lacks."""
 
     strategy: Strategy
     make: Make = partial(SGD, lr=0.1, momentum=0.9)
     model: Callable[[], nn.Module] = loops.mlp
     after: Callable[[Mapping[str, torch.Tensor]], object] | None = None
+    lacks: Sequence[int] = ()
 
 
 class Act(NamedTuple):
@@ -168,14 +170,17 @@ class Server:
                 self.sums.append(self.machine.checksum(effect.version))
 
     def contribution(self, act: Act) -> Contribution:
-        rng, settings, absent = random.Random(act.seed), b"", 0
+        rng, settings, absent, aside = random.Random(act.seed), b"", 0, Aside()
+        if (parts := self.blocks.strategy.send.fragments) > 1:  # each in turn
+            aside = Aside(part=self.numbers[act.worker] % parts)
+            absent = self.blocks.layout.outside(aside.part)
         if self.blocks.strategy.steps_at_server:
-            absent = rng.choice([0, 0, 1 << rng.randrange(len(self.blocks.layout.specs)), 3])
+            absent = rng.choice(self.case.lacks or [0, 0, 1 << rng.randrange(len(self.blocks.layout.specs)), 3])
             absent &= sum(1 << at for at, spec in enumerate(self.blocks.layout.specs) if spec.kind is Kind.TRAINED)
             if rng.random() < 0.2:
                 groups = hyper_parameters(self.case.make(self.case.model().parameters()))
                 settings = msgspec.msgpack.encode([{**one, "lr": one["lr"] * rng.random()} for one in groups])
-        return Contribution(self.numbers[act.worker], 1, 32, absent=bits(absent), settings=settings)
+        return Contribution(self.numbers[act.worker], 1, 32, absent=bits(absent), settings=settings, aside=aside)
 
     def write(self, act: Act) -> None:
         """What a worker does before it rings."""
@@ -290,6 +295,24 @@ def shrunk(weights: Mapping[str, torch.Tensor]) -> None:
         one.mul_(0.99)
 
 
+def in_two(kind: type[Optimizer], **options: Any) -> Make:
+    """Of which two tensors are stepped on by themselves."""
+
+    def make(parameters: Iterator[nn.Parameter]) -> Optimizer:
+        each = [*parameters]
+        return kind([{"params": each[:2]}, {"params": each[2:]}], **options)  # type: ignore[call-arg]
+
+    return make
+
+
+IN_TWO = in_two(SGD, lr=0.1, momentum=0.9)
+
+
+def in_passes(strategy: Strategy, make: Make = IN_TWO, **more: Any) -> Case:
+    """A large model, none of whose steps takes what is stepped on as one apart."""
+    return Case(strategy, make, **{"model": large, "lacks": (0, 0, 3), **more})
+
+
 def half() -> nn.Module:
     return loops.mlp().to(torch.bfloat16)
 
@@ -321,6 +344,7 @@ CASES = {
     "with buffers, in rounds": Case(recipes.sync_sgd(), model=loops.Masked),
     "means": Case(recipes.local_sgd(4)),
     "packed": Case(recipes.diloco(4, codec="int8")),
+    "packed, in parts": Case(recipes.async_local_sgd(4, codec="int8", fragments=2)),
     "asynchronous deltas": Case(recipes.async_local_sgd(4)),
     "elastic": Case(recipes.elastic_averaging(4)),
     "mean gradient": Case(dataclasses.replace(recipes.allreduce(), via=AtServer())),
@@ -328,12 +352,13 @@ CASES = {
     "half precision, look-ahead": Case(DANA, partial(AdamW, lr=0.01), half),
     "half precision, held, look-ahead": Case(recipes.buffered(2), model=half),
     "half precision, means": Case(recipes.local_sgd(4), model=half),
-    "large": Case(recipes.sync_sgd(), model=large),
-    "large, look-ahead": Case(DANA, partial(AdamW, lr=0.01), large),
-    "large, changed after each step": Case(DANA, partial(AdamW, lr=0.01), large, shrunk),
-    "large, with buffers": Case(DANA, model=lambda: nn.Sequential(large(), nn.BatchNorm1d(3))),
-    "large, delay compensated": Case(recipes.async_sgd("delay_compensated"), model=large),
-    "large, half precision": Case(DANA, partial(AdamW, lr=0.01), lambda: large().to(torch.bfloat16)),
+    "large": in_passes(recipes.sync_sgd()),
+    "large, split": Case(recipes.sync_sgd(), model=large),
+    "large, look-ahead": in_passes(DANA, in_two(AdamW, lr=0.01)),
+    "large, changed after each step": in_passes(DANA, in_two(AdamW, lr=0.01), after=shrunk),
+    "large, with buffers": in_passes(DANA, model=lambda: nn.Sequential(large(), nn.BatchNorm1d(3))),
+    "large, delay compensated": in_passes(recipes.async_sgd("delay_compensated")),
+    "large, half precision": in_passes(DANA, in_two(AdamW, lr=0.01), model=lambda: large().to(torch.bfloat16)),
     "phases": Case(PHASES),
     "phases, AdamW": Case(PHASES, partial(AdamW, lr=0.01)),
     "phases, Adafactor": Case(recipes.phases(recipes.local_sgd(2), recipes.sync_sgd()), partial(Adafactor, lr=0.01)),
@@ -358,6 +383,7 @@ QUICK = [
     "packed",
     "elastic",
     "half precision, means",
+    "large, look-ahead",
     "large, half precision",
     "phases, AdamW",
     "phases, outer optimizers",
@@ -393,6 +419,27 @@ def test_a_fold_that_was_done_and_not_on_record_is_done_once(name: str, monkeypa
     for act in plan[WORKERS + goes_on(log, server.act, plan[WORKERS:], rng) :]:
         server.act(act)
     assert server.stands() == undisturbed.stands()
+
+
+@pytest.mark.parametrize(
+    ("name", "in_place"), [("large", True), ("large, look-ahead", True), ("large, with buffers", False)]
+)
+def test_weights_are_changed_in_place_where_passes_do_all_of_it(name: str, in_place: bool) -> None:
+    server = Server(CASES[name], RecoveryLog())
+    current = []
+    for place in range(2 * WORKERS):
+        server.act(Act("push", place % WORKERS, 100 + place))
+        current.append(server.blocks.versions.current)
+    assert (len({*current}) == 1) is in_place
+
+
+def test_a_buffer_that_something_was_shown_in_is_not_taken_for_one_with_what_a_step_leaves_alone() -> None:
+    surviving, plain = (Server(CASES["packed, in parts"], log) for log in (RecoveryLog(), None))
+    happens = "push 2, push 0, push 1, leave 1, push 2, push 0, hang up 0, push 2"
+    for place, (what, worker) in enumerate(one.rsplit(" ", 1) for one in happens.split(", ")):
+        for server in (surviving, plain):
+            server.act(Act(what, int(worker), 100 + place))
+    assert surviving.stands() == plain.stands()
 
 
 @pytest.mark.parametrize("pushes", [1, 2])

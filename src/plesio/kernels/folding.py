@@ -35,7 +35,7 @@ WEIGHT, OUT, FIRST, SECOND, LARGEST, TOTAL, THEN, AHEAD, SLOTS = range(9)
 """What the addresses are of, in their order: `FIRST` and `SECOND` are the moments, `TOTAL` is the sum of all workers' first ones;
 the slots of a round follow each other. 0: there is none."""
 KEPT = range(OUT, THEN)
-"""What changes where it is; weights do if they are both `WEIGHT` and `OUT`."""
+"""What may change where it is. `OUT` does if the weights before lie there, too."""
 SUMS = len(KEPT)
 UNDO_BYTES = LINE_BYTES + 2 * LINE_BYTES * (SUMS + 1)
 """What a part of a pass keeps of the line that it is at, so that whoever goes on from it can put that line back: its number,

@@ -13,8 +13,8 @@ Where it was copied, a word in shared memory says which effect was begun, and th
 back if that effect is not in the log. The copy is made when it is needed; of a large model before, when nobody has anything to
 say (`settle`).
 
-Versions go into a free buffer of the ring, or are changed in place where a pass does all of it. The master copy of half precision
-goes into its other arena. Slots are left as they are.
+Versions go into a free buffer of the ring. Where a server that does not survive changes them in place, so does this one if passes
+do all of it. The master copy of half precision goes into its other arena. Slots are left as they are.
 
 At a switch to another strategy the state is laid out anew, in memory that only the process that does it sees, and nothing is
 written that it is made of. Until that process has a new spare nothing is folded. So whoever takes over in between does all of it
@@ -71,13 +71,15 @@ class Surviving(Folder):
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
         self._generation = log.generation
         buffers = bool(publisher.versions.buffers[0].layout.buffer_segments)
-        self._weights_stay = correction is not None or master is not None or buffers  # what is made of them is no pass
+        self._weights_stay = (
+            correction is not None or master is not None or buffers
+        )  # something other than a pass reads them
         self._in_place, publisher.in_place = publisher.in_place, False
         gather.survive(new_arena)
         optimizer = parts["optimizer"]
         if optimizer is not None:
             optimizer.make_room(keys, self._give_up)
-            optimizer.copies_always |= self.looks_ahead  # into buffers that weights lay in: they are not made in place
+            optimizer.copies_always |= publisher.writes  # into buffers that weights lay in: they are not made in place
         self._undo = optimizer.undo() if optimizer is not None else None
         self._beside = (*correction.arenas,) if correction is not None else ()
         masters = (master.weights,) if master is not None else ()

@@ -10,8 +10,8 @@ goes on from there:
 | in it                         | puts the line back that each of its parts was at, and does the rest of each    |
 | before it                     | does all of it                                                                 |
 
-What it reads must be as it was: gradients, the weights before, and the version that the gradients are of. What it writes must
-lie where it lay: the new weights, and the look-ahead.
+What it reads and does not change must be as it was: gradients, and the version that they are of. What it writes must lie where it
+lay. The weights may be changed in place, if nothing but passes reads them.
 """
 
 from __future__ import annotations
