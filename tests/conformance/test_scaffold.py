@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -192,6 +194,26 @@ def test_a_killed_process_moves_neither_or_both(tmp_path: Path) -> None:
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     check_mean(run)
     assert ps.replay(run.folder, task).identical
+
+
+def dying(worker: ps.Worker) -> None:
+    """In round 2 worker 1 dies, when all that it has not begun is done."""
+    model = Net()
+    model, optimizer, lent = worker.prepare(model, plain(model), clients(per_round=MANY))
+    for client in lent:
+        if (worker.rank, client.round) == (1, 2):
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        steps(model, optimizer, client, lambda: None)
+
+
+def test_a_turn_that_died_with_its_worker_is_not_made_in_a_round_that_has_the_client_again(tmp_path: Path) -> None:
+    """Both turns would begin from the same state, of which one would be lost."""
+    run = ps.run(dying, ps.scaffold(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=ps.Checkpoint(every_s=0.2))
+    assert [one.left for one in run.workers] == ["finished", "died"]
+    assert run.version == 5
+    assert sum(one.turns for one in run.summary.clients) == 5 * MANY - 1
+    check_mean(run)
 
 
 def test_clients_that_drop_out_count_as_not_moved(tmp_path: Path) -> None:

@@ -168,10 +168,23 @@ class LeasedClients:
             self._used.batches += 1
             if place >= len(drawn):
                 continue  # no more were drawn
-            if of_round == self._round or self._accountant is None:
-                yield of_round, drawn[place]
-            else:  # it could be in this round twice
-                warn(f"client {drawn[place]} is left out of round {of_round}: its worker died")
+            client, late = drawn[place], of_round != self._round
+            if late and (
+                self._accountant is not None or self._is_drawn_again(client, of_round)
+            ):  # it could be twice in this one
+                warn(f"client {client} is left out of round {of_round}: its worker died")
+            else:
+                yield of_round, client
+
+    def _is_drawn_again(self, client: int, round: int) -> bool:
+        """Whether a client that keeps something may be in a later round, up to this one: of two turns from one state one would be
+        lost. Where draws need the time of their round, nobody knows."""
+        if self._kept is None or not self._exchange.in_rounds:
+            return False
+        later = range(round + 1, min(self._round + 1, self._rounds))
+        again = self._clients.timed or any(client in self._of(one) for one in later)
+        self._of(round)
+        return again
 
     def _of(self, round: int, begun_s: float = 0.0) -> list[int]:
         if self._drawn[0] == round:
