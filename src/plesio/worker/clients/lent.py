@@ -168,22 +168,23 @@ class LeasedClients:
             self._used.batches += 1
             if place >= len(drawn):
                 continue  # no more were drawn
-            client, late = drawn[place], of_round != self._round
-            if late and (
-                self._accountant is not None or self._is_drawn_again(client, of_round)
-            ):  # it could be twice in this one
-                warn(f"client {client} is left out of round {of_round}: its worker died")
-            else:
+            client = drawn[place]
+            if of_round == self._round or not self._could_be_twice(client, of_round):
                 yield of_round, client
+            else:
+                warn(f"client {client} is left out of round {of_round}: its worker died")
 
-    def _is_drawn_again(self, client: int, round: int) -> bool:
-        """Whether a client that keeps something may be in a later round, up to this one: of two turns from one state one would be
-        lost. Where draws need the time of their round, nobody knows."""
+    def _could_be_twice(self, client: int, round: int) -> bool:
+        """Whether a turn of an earlier round may not be made in this one. With privacy a client may be in a round once. One that
+        keeps something may not be drawn again since: two turns would begin from one state, and one would be lost."""
+        if self._accountant is not None:
+            return True
         if self._kept is None or not self._exchange.in_rounds:
             return False
-        later = range(round + 1, min(self._round + 1, self._rounds))
-        again = self._clients.timed or any(client in self._of(one) for one in later)
-        self._of(round)
+        if self._clients.timed:  # whom a round draws depends on when it began, which nobody here knows
+            return True
+        again = any(client in self._of(later) for later in range(round + 1, min(self._round + 1, self._rounds)))
+        self._of(round)  # its own turn goes by that draw
         return again
 
     def _of(self, round: int, begun_s: float = 0.0) -> list[int]:
