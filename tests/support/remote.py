@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,7 @@ class Head:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            for one in self._door.sockets:
-                one.close()
+            let_go_of_sockets()
             time.sleep(after_s)
             enter()
             faulthandler.register(signal.SIGUSR1, self._warned)
@@ -121,6 +120,16 @@ class Head:
         if -signal.SIGKILL in codes:
             print(self.warnings(), file=sys.stderr)
         return codes
+
+
+def let_go_of_sockets() -> None:
+    """In a process that was forked: its copy of a socket would keep a connection open that a test cuts."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor of this listing
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                os.dup2(nowhere, int(name), inheritable=False)  # it stays taken: Python may still close it
+    os.close(nowhere)
 
 
 @contextmanager
