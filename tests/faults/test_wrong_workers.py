@@ -198,7 +198,7 @@ def test_steps_that_are_called_off_survive_cuts(tmp_path: Path) -> None:
         proxy.close()
     assert sorted(joined(done)) == [(0, 1), (1, 1), (2, 1)]
     assert done.folded + done.batches_unvisited == 480
-    assert done.batches_unvisited <= 8, "of steps that were dropped when the others had left"
+    assert done.batches_unvisited <= 8, "of steps that were called off after the others had asked for their last data"
 
 
 def finishing(worker: Any, into: Path) -> None:

@@ -88,8 +88,8 @@ def _say(log: str, line: dict[str, Any]) -> None:
 
 def check(folder: Path, log: Path, replayed: bool = False) -> tuple[int, Counter[str]]:
     """Each turn began with what the last one left that was in the version it trained from, by the journal; how many turns there
-    were, and what became of them. Of those that were lost, some are "left out": nobody made them again, for the client was in a
-    later round by then."""
+    were, and what became of them. Of those that were lost, some are "left out": nobody made them again, for the client was in the
+    next round, too."""
     folds = [one for one in read_journal(folder) if isinstance(one, Folded)]
     counted = {
         (one.worker, one.incarnation, one.number): (fold.version, place)
@@ -104,10 +104,11 @@ def check(folder: Path, log: Path, replayed: bool = False) -> tuple[int, Counter
         became["counts" if key in counted else "lost"] += 1
         if key in counted:
             left[one["me"][4]].append(((*counted[key], order), one["me"]))
-    rounds = {client: [me[3] for _, me in those] for client, those in left.items()}
-    for *_, round, client in (one["me"] for one in turns if tuple(one["me"][:3]) not in counted):
+    rounds = {client: {me[3] for _, me in those} for client, those in left.items()}
+    lost = {tuple(one["me"][3:]) for one in turns if tuple(one["me"][:3]) not in counted}
+    for round, client in lost:
         if round not in rounds[client]:
-            assert max(rounds[client]) > round
+            assert round + 1 in rounds[client]
             became["left out"] += 1
     for one in turns:
         known = [turn for turn in left[one["me"][4]] if turn[0][0] <= one["version"]]

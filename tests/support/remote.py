@@ -127,7 +127,7 @@ def let_go_of_sockets() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of this listing
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 os.dup2(nowhere, int(name), inheritable=False)  # it stays taken: Python may still close it
     os.close(nowhere)
 

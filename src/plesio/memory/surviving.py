@@ -70,7 +70,7 @@ class Surviving(Folder):
         self._done = 0  # effects that are in the log, and the one that is being done
         self._latest: Sequence[Any] | None = None  # numbers that were taken from the log, and not yet gone on from
         self._generation = log.generation
-        # What else than a pass reads the weights: then they are not changed in place.
+        # Where something other than a pass reads the weights, they are not changed in place.
         buffers = bool(publisher.versions.buffers[0].layout.buffer_segments)
         self._weights_stay = buffers or correction is not None or master is not None
         self._in_place, publisher.in_place = publisher.in_place, False

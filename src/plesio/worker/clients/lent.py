@@ -175,8 +175,8 @@ class LeasedClients:
                 warn(f"client {client} is left out of round {of_round}: its worker died")
 
     def _could_be_twice(self, client: int, round: int) -> bool:
-        """Whether a turn of an earlier round may not be made in this one. With privacy a client may be in a round once. One that
-        keeps something may not be drawn again since: two turns would begin from one state, and one would be lost."""
+        """Whether a turn of an earlier round must not be made in this one. With privacy a client is in a round at most once. One
+        that keeps something must not have been drawn again since: two turns would begin from one state, and one would be lost."""
         if self._accountant is not None:
             return True
         if self._kept is None or not self._exchange.in_rounds:
