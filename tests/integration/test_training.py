@@ -523,6 +523,8 @@ def test_a_failing_report_keeps_all_other_files(tmp_path: Path, monkeypatch: pyt
         run = ps.run(SMALL, "sync_sgd", workers=1, runs=tmp_path, engine=SIMULATED)
     assert run.state_dict
     assert {"weights.safetensors", "summary.json", "metrics.jsonl"} < {one.name for one in run.folder.iterdir()}
+    assert run.lacking == ["report.html"]
+    assert f"written to {run.folder}, without report.html" in str(run)
 
 
 def logs(worker: ps.Worker, name: str) -> None:

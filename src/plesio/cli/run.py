@@ -68,7 +68,8 @@ def to_its_end(
 
 def _show(console: Console, done: Run | None) -> None:
     if done is not None:
-        console.print(run_table(done.summary, done.folder, width=console.width), markup=False, soft_wrap=True)
+        table = run_table(done.summary, done.folder, lacking=done.lacking, width=console.width)
+        console.print(table, markup=False, soft_wrap=True)
 
 
 def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -> str:

@@ -56,6 +56,7 @@ class Run:
         state_dict: the final global parameters, buffers and shared tables under their PyTorch names.
         tables: the model's tables (`ps.Table`) by name, with their rows; they need no run.
         folder: where it was written, or None.
+        lacking: the files of that folder that could not be written, as on a full disk.
         returned: what `train` returned, by worker. None for a worker that died, was still training at the end, or joined from
             elsewhere. None, too, for what cannot be pickled or takes more than 16 MB.
 
@@ -71,12 +72,14 @@ class Run:
         folder: Path | None,
         returned: Sequence[Any] = (),
         tables: Mapping[str, Table] = {},
+        lacking: Sequence[str] = (),
     ) -> None:
         self.tables = dict(tables)
         self.returned = list(returned)
         self.summary = summary
         self.state_dict = state_dict
         self.folder = folder
+        self.lacking = list(lacking)
 
     def __dir__(self) -> list[str]:
         """Also the summary's figures, for whoever asks by the tab key."""
@@ -89,7 +92,7 @@ class Run:
         return getattr(self.summary, name)
 
     def __str__(self) -> str:
-        return run_table(self.summary, self.folder)
+        return run_table(self.summary, self.folder, lacking=self.lacking)
 
     def _repr_html_(self) -> str:
         """In a notebook: the table."""
@@ -110,6 +113,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
     if config.data == "leases" and not (config.strategy.plan or outcome.interrupted):
         summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or advised)
     outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
+    lacking: dict[str, str] = {}
     if folder is not None:
         rows = {f"table-{name.replace('/', '_')}.safetensors": one.save for name, one in outcome.tables.items()}
         lacking = folder.write(summary, outcome.state_dict, rows)
@@ -120,7 +124,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
                 "weights are in what run returns: save run.state_dict where there is room"
             )
     returned = [outcome.returned.get(worker) for worker in range(max(len(summary.workers), config.numbered))]
-    return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables)
+    return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables, [*lacking])
 
 
 def check_finite(done: Run) -> None:

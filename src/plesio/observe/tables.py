@@ -39,8 +39,8 @@ def render(*parts: object, width: int = WIDTH) -> str:
     return "\n".join(line.rstrip(" ") for line in lines)
 
 
-def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> str:
-    """One run: its figures, then a row for each worker."""
+def run_table(summary: Summary, folder: Path | None, *, lacking: Sequence[str] = (), width: int = WIDTH) -> str:
+    """One run: its figures, then a row for each worker. `lacking`: what could not be written to its folder."""
     table = Table()
     for name in "worker", "steps", "samples", "steps/s\nalone", "waiting", "exchange", "staleness", "folded":
         table.add_column(name, justify="right")
@@ -66,7 +66,7 @@ def run_table(summary: Summary, folder: Path | None, *, width: int = WIDTH) -> s
             *([str(why)] if any(left) else []),
         )
     warning = [summary.spoilt] if summary.spoilt else []
-    return render(*warning, _headline(summary, width), table, *_notes(summary, folder), width=width)
+    return render(*warning, _headline(summary, width), table, *_notes(summary, folder, lacking), width=width)
 
 
 def _headline(summary: Summary, width: int) -> str:
@@ -93,7 +93,7 @@ def _headline(summary: Summary, width: int) -> str:
     return textwrap.fill(line, width).replace(together, " ")
 
 
-def _notes(summary: Summary, folder: Path | None) -> list[str]:
+def _notes(summary: Summary, folder: Path | None, lacking: Sequence[str]) -> list[str]:
     notes = []
     if len(summary.workers) > 2 * EXTREMES:
         notes.append(f"of {len(summary.workers)} workers the {EXTREMES} slowest and the {EXTREMES} fastest are shown")
@@ -108,7 +108,7 @@ def _notes(summary: Summary, folder: Path | None) -> list[str]:
     if summary.advice:
         notes.append(summary.advice)
     if folder is not None:
-        notes.append(f"written to {folder}")
+        notes.append(f"written to {folder}" + (f", without {', '.join(lacking)}" if lacking else ""))
     return notes
 
 
