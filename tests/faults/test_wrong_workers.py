@@ -197,8 +197,7 @@ def test_steps_that_are_called_off_survive_cuts(tmp_path: Path) -> None:
         assert door.end() == [0, 0, 0]
         proxy.close()
     assert sorted(joined(done)) == [(0, 1), (1, 1), (2, 1)]
-    assert done.folded + done.batches_unvisited == 480
-    assert done.batches_unvisited <= 8, "of steps that were called off after the others had asked for their last data"
+    assert (done.folded, done.batches_unvisited) == (480, 0)
 
 
 def finishing(worker: Any, into: Path) -> None:

@@ -167,6 +167,20 @@ def test_no_batch_that_was_asked_for_ahead_is_lost_or_trained_twice(
     assert folded == Counter(dict.fromkeys(range(TOTAL), leases.opened // TOTAL))
 
 
+def test_a_batch_that_came_back_after_an_empty_reply_is_asked_for_again() -> None:
+    trainer = Trainer(DataLeases(1, stealing=True), 0, 1)
+    for _ in range(TOTAL - 1):
+        assert trainer.step()
+        trainer.send(counts=True)
+    assert trainer.step()
+    trainer.line.hear()
+    trainer.send(counts=False)
+    assert trainer.step()
+    trainer.send(counts=True)
+    assert not trainer.step()
+    assert sorted(trainer.folded) == [*range(TOTAL)]
+
+
 def what_is_left(leases: DataLeases, workers: int) -> list[Batch]:
     """What others would do of it: of one that left last nobody takes over."""
     for worker in range(workers):

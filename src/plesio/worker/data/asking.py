@@ -65,12 +65,14 @@ class Asking:
                 self._ahead = request
 
     def more(self, epoch: int, unused: int, digest: int) -> LeaseReply:
-        """Wait for the next lease. What an earlier pass had asked for goes back, with all else that it left `unused`."""
+        """Wait for the next lease. What an earlier pass had asked for goes back, with all else that it left `unused`. Where
+        what was asked ahead found nothing, it asks again: a batch may have come back since, of a step that was called off."""
         began_s, self._digest = self._lessor.now_s(), digest
         self._await()
         asked, reply = self._ahead, self._reply
         self.forget()
-        if asked is None or reply is None or asked.epoch != epoch or unused:
+        found = reply is not None and (reply.batches or reply.stop)
+        if asked is None or reply is None or not found or asked.epoch != epoch or unused:
             unused += len(reply.batches) if reply is not None else 0
             reply = self._lessor.lease(LeaseRequest(epoch, self._total, self._margin, unused, digest))
         self._used.waited_s += self._lessor.now_s() - began_s
