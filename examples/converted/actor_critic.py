@@ -30,6 +30,7 @@ def train(worker):
     model = nn.Sequential(nn.Linear(LENGTH, 16), nn.Tanh(), nn.Linear(16, 3))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
     model, optimizer = worker.prepare(model, optimizer)
+    loss = float("nan")  # others may make all steps
     for episode in worker.steps(EPISODES):
         optimizer.zero_grad()
         loss = played(model, episode)

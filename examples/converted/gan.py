@@ -24,6 +24,7 @@ def train(worker):
     c_adam = torch.optim.Adam(critic.parameters(), lr=2e-3, betas=(0.5, 0.999))
     loader = DataLoader(data(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(2))
     generator, critic, g_adam, c_adam, loader = worker.prepare(generator, critic, g_adam, c_adam, loader)
+    c_loss = g_loss = float("nan")  # a pass may be empty
     for epoch in worker.epochs(EPOCHS):
         for real, noise in loader:
             fake = generator(noise)

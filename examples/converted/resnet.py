@@ -44,6 +44,7 @@ def train(worker):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, epochs=EPOCHS, steps_per_epoch=len(loader))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
+    loss = float("nan")  # a pass may be empty
     for epoch in worker.epochs(EPOCHS):
         for images, labels in loader:
             optimizer.zero_grad()

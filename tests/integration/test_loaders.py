@@ -554,6 +554,32 @@ def test_next_on_an_empty_epoch_is_explained(engine: str | ps.Simulated) -> None
         ps.run(by_next_alone, "async_sgd", workers=1, engine=engine, timeout_s=30.0)
 
 
+def prints_its_loss(worker: ps.Worker) -> None:
+    """One batch for two workers."""
+    model = loops.mlp()
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(Anything(), batch_size=ROWS))
+    for _ in loader:
+        loss = model(torch.ones(1, loops.FEATURES)).sum()
+        loss.backward()
+        optimizer.step()
+    print(f"loss {loss:.3f}")
+
+
+def fails_at_once(worker: ps.Worker) -> None:
+    loss = 1 / 0
+    prints_its_loss(worker)
+    print(loss)
+
+
+@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
+def test_an_error_after_an_empty_pass_is_explained(engine: str | ps.Simulated) -> None:
+    with pytest.raises(ps.WorkerError, match=r"UnboundLocalError: .*'loss'.*last pass over the data was empty"):
+        ps.run(prints_its_loss, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
+    with pytest.raises(ps.WorkerError, match="ZeroDivisionError") as caught:
+        ps.run(fails_at_once, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
+    assert "last pass" not in str(caught.value)
+
+
 def looks_again(worker: ps.Worker, processes: int, epochs: int = 2) -> None:
     """Trains, and after each epoch passes over the data for the statistics of its norm and for its accuracy."""
     model = nn.Sequential(nn.Linear(loops.FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, loops.CLASSES))

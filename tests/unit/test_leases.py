@@ -246,6 +246,16 @@ def test_orders_without_a_digest_are_not_compared() -> None:
     assert leases.disagreement(2, 0, TOTAL, 18).startswith("workers 1 and 2 drew")
 
 
+def test_a_worker_gets_its_own_batches_before_returned_ones_of_later_epochs() -> None:
+    """It asks for a later epoch, since it left a loop early."""
+    leases = DataLeases(workers=2, stealing=True)
+    leases.take(1, epoch=1, total=4, most=2)
+    leases.folded(leases.consume(1, 2))
+    leases.left(1)
+    assert leases.take(0, epoch=1, total=4, most=4) == ((0, 0), (0, 2), (1, 1), (1, 3))
+    assert leases.take(0, epoch=1, total=4, most=4) == ((1, 0), (1, 2))
+
+
 def test_returned_batches_go_out_earliest_first() -> None:
     leases = DataLeases(1, stealing=False)
     leases.take(0, epoch=1, total=3, most=6)

@@ -228,10 +228,11 @@ class DataLeases:
                 self._ended(of_epoch, len(numbers))
 
     def _next(self, worker: int, epoch: int, others: bool) -> Batch | None:
-        returned = self._returned_to(worker, epoch, others) if self._returned else None
+        queue = self._queues[worker]
+        first = min(epoch, queue[0][0]) if queue else epoch  # what was given back of a later epoch waits
+        returned = self._returned_to(worker, first, others) if self._returned else None
         if returned is not None:
             return returned
-        queue = self._queues[worker]
         if self.stealing and self._queued and not (queue and queue[0][0] <= epoch):
             queue = max(self._queues.values(), key=lambda one: _count(one) if one and one[0][0] <= epoch else 0)
         if not queue or queue[0][0] > epoch:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from torch import nn
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, PlesioError
 from plesio.worker.warn import listed
 
 ALL_TAKEN = (
     "an epoch may hold no batch for a worker: others took all of them, or it was done before the run was resumed. Then next() "
     "of its iterator raises this at once; let a loop end each epoch: while True: for batch in loader: ..., and look at the data "
     "in the loader given to prepare"
+)
+EMPTY_PASS = (
+    "(this worker's last pass over the data was empty: there was no batch of that epoch left for it. Let what follows the loop "
+    "bear that: set its names before it, as in loss = float('nan'), and divide by no count of 0)"
 )
 IN_LOCK_STEP = (
     "for that workers are a process group under strategies in lock step (sync_sgd, allreduce, local_sgd), where ps.run starts "
@@ -31,10 +35,13 @@ EXPLAINED: tuple[tuple[type[Exception], str, str], ...] = (
 """The class of an error, words of it, and what is added."""
 
 
-def explain(error: Exception, shares_data: bool) -> None:
-    """Add it. `shares_data`: whether the loop has iterators of ours, one of which may have raised StopIteration."""
+def explain(error: Exception, shares_data: bool, empty_pass: bool) -> None:
+    """Add it. `shares_data`: whether the loop has iterators of ours, one of which may have raised StopIteration. `empty_pass`:
+    the loop was given no batch in its last pass."""
     if isinstance(error, StopIteration) and shares_data:
         error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
+    elif empty_pass and not isinstance(error, PlesioError):
+        error.add_note(EMPTY_PASS)
     for kind, words, more in EXPLAINED:
         if isinstance(error, kind) and words in str(error):
             error.args = (f"{error}{more}",)

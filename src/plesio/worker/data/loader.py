@@ -70,6 +70,7 @@ class LeasedLoader(StandIn):
         self.epochs = 0  # how many the loop has begun, and been through but for the one that it is in
         self.within = False  # whether the loop is in an iteration
         self.read = 0  # how many batches this process was given
+        self.empty_pass = False  # whether there was no batch for the last iteration
         self._total = self._order.total
         if self._total == 0:
             raise ConfigurationError(
@@ -119,6 +120,7 @@ class LeasedLoader(StandIn):
         self.epochs += 1
         self._open = True
         more = self._more(epoch)
+        self.empty_pass = not more
         (self._order.begin if more else self._order.skip)(epoch)
         indices = self._indices(epoch, more)
         return self._given(self._maker.over(indices) if self._counts else indices)  # a step's number is its own index
