@@ -495,7 +495,7 @@ def test_compare_with_an_unwritable_file_still_writes_the_other(full: str, capsy
     assert main(["compare", script(), "--strategies", "sync_sgd", *options]) == 1
     said = capsys.readouterr()
     assert said.err == "plesio: /dev/full cannot be written: No space left on device\n"
-    assert re.search(r"^sync_sgd made [\d,]+ steps a second", said.out, re.MULTILINE)
+    assert re.search(r"^sync_sgd made [\d,.]+ steps a second", said.out, re.MULTILINE)
     assert ("Report: " in said.out) == (full != "--report")
     if full == "--report":
         assert json.loads(Path("table.json").read_text())["rows"][0]["folded"] >= 20

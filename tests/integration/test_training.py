@@ -430,7 +430,7 @@ def test_an_evaluation_that_raises_ends_the_run_and_keeps_its_results(
     train = partial(loops.endless, pause_s=0.002) if engine == "local" else loops.follow
     if engine != "local":
         train = partial(loops.follow, build=loops.mlp, optimizers=partial(optimizer_of, name="SGD"), steps=400)
-    options: dict[str, Any] = {"evaluate": Tires(), "evaluate_every_s": 0.05, "until": ps.Until(times=9, seconds=60)}
+    options: dict[str, Any] = {"evaluate": Tires(), "evaluate_every_s": 0.2, "until": ps.Until(times=9, seconds=60)}
     with pytest.raises(ps.EvaluateError, match=r"^evaluate raised ValueError: no more; what was trained") as caught:
         ps.run(train, ps.async_sgd(), workers=2, engine=engine, runs=tmp_path, **options)
     run = caught.value.run
