@@ -38,6 +38,7 @@ def train(worker):
     loader = DataLoader(Views(), batch_size=BATCH, shuffle=True, drop_last=True)
 
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    loss = float("nan")  # a pass may be empty
     for epoch in worker.epochs(EPOCHS):
         for first, second in loader:
             optimizer.zero_grad()

@@ -36,6 +36,7 @@ def train(worker):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
 
     model, optimizer = worker.prepare(model, optimizer)
+    loss = float("nan")  # others may make all steps
     for _ in worker.steps(STEPS):
         optimizer.zero_grad()
         loss = cross_entropy(model(adjacency, features), labels)

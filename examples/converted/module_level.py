@@ -24,6 +24,7 @@ def train(worker):
 
 
 def fit(generator, critic, g_adam, c_adam, loader):
+    c_loss = g_loss = float("nan")  # a pass may be empty
     for epoch in range(EPOCHS):
         for (real,) in loader:
             fake = generator(torch.randn(len(real), 8))

@@ -38,6 +38,7 @@ def train(worker):
     loader = DataLoader(data(), batch_size=None)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
+    loss = float("nan")  # a pass may be empty
     for epoch in range(EPOCHS):
         state = None
         for words, following in loader:

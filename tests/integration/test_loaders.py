@@ -565,19 +565,22 @@ def prints_its_loss(worker: ps.Worker) -> None:
     print(f"loss {loss:.3f}")
 
 
-def fails_at_once(worker: ps.Worker) -> None:
-    loss = 1 / 0
-    prints_its_loss(worker)
-    print(loss)
+def fails_in_its_loop(worker: ps.Worker) -> None:
+    model = loops.mlp()
+    _, _, loader = worker.prepare(model, loops.sgd(model), loader_of())
+    for _ in loader:
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=["processes", "simulated"])
 def test_an_error_after_an_empty_pass_is_explained(engine: str | ps.Simulated) -> None:
-    with pytest.raises(ps.WorkerError, match=r"UnboundLocalError: .*'loss'.*last pass over the data was empty"):
+    with pytest.raises(ps.WorkerError, match=r"UnboundLocalError: .*'loss'.*was given nothing in its last pass"):
         ps.run(prints_its_loss, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
     with pytest.raises(ps.WorkerError, match="ZeroDivisionError") as caught:
-        ps.run(fails_at_once, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
+        ps.run(fails_in_its_loop, "async_sgd", workers=2, engine=engine, timeout_s=30.0)
     assert "last pass" not in str(caught.value)
+    loader = leased(loader_of(), done=1)
+    assert [(len(list(loader)), loader.empty_pass) for _ in range(2)] == [(0, True), (ROWS // BATCH, False)]
 
 
 def looks_again(worker: ps.Worker, processes: int, epochs: int = 2) -> None:

@@ -38,6 +38,7 @@ class Line:
         self.replies: deque[LeaseReply] = deque()
         self.asked: list[LeaseRequest] = []
         self.time_s = 0.0
+        self.loses: Callable[[], None] | None = None  # called while the worker waits
 
     @property
     def nothing_outstanding(self) -> bool:
@@ -50,6 +51,8 @@ class Line:
         if not request.ahead:
             assert self.nothing_outstanding
             return self._heard(request)
+        if self.loses:
+            self.loses()
         if not self.replies:
             self.time_s += 1.0
             self.hear()
@@ -179,6 +182,18 @@ def test_a_batch_that_came_back_after_an_empty_reply_is_asked_for_again() -> Non
     trainer.send(counts=True)
     assert not trainer.step()
     assert sorted(trainer.folded) == [*range(TOTAL)]
+
+
+@pytest.mark.parametrize(("stealing", "loses", "asked"), [(True, False, 2), (True, True, 1), (False, False, 1)])
+def test_a_worker_asks_again_only_where_a_batch_may_have_come_back(stealing: bool, loses: bool, asked: int) -> None:
+    """One that `loses` its seat while it waits for a reply has asked anew by then."""
+    line, used = Line(DataLeases(1, stealing), 0), DataUse()
+    line.leases.take(0, epoch=0, total=4, most=4)
+    asking = Asking(line, 4, 1, used)
+    asking.ahead(0, 1)
+    line.loses = used.lose if loses else None
+    assert not asking.more(0, 0, 0).batches
+    assert len(line.asked) == asked
 
 
 def what_is_left(leases: DataLeases, workers: int) -> list[Batch]:

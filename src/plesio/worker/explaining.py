@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from plesio.errors import ConfigurationError, PlesioError
+from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.warn import listed
 
 ALL_TAKEN = (
@@ -13,8 +14,8 @@ ALL_TAKEN = (
     "in the loader given to prepare"
 )
 EMPTY_PASS = (
-    "(this worker's last pass over the data was empty: there was no batch of that epoch left for it. Let what follows the loop "
-    "bear that: set its names before it, as in loss = float('nan'), and divide by no count of 0)"
+    "(this worker's training loop was given nothing in its last pass: others had taken all, or the run was over. If the error "
+    "comes of that: set names before the loop, as in loss = float('nan'), and divide by no count of 0)"
 )
 IN_LOCK_STEP = (
     "for that workers are a process group under strategies in lock step (sync_sgd, allreduce, local_sgd), where ps.run starts "
@@ -35,12 +36,11 @@ EXPLAINED: tuple[tuple[type[Exception], str, str], ...] = (
 """The class of an error, words of it, and what is added."""
 
 
-def explain(error: Exception, shares_data: bool, empty_pass: bool) -> None:
-    """Add it. `shares_data`: whether the loop has iterators of ours, one of which may have raised StopIteration. `empty_pass`:
-    the loop was given no batch in its last pass."""
-    if isinstance(error, StopIteration) and shares_data:
+def explain(error: Exception, loader: LeasedLoader | None) -> None:
+    """Add it. `loader`: whose iterators the loop has, one of which may have raised StopIteration."""
+    if isinstance(error, StopIteration) and loader is not None:
         error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
-    elif empty_pass and not isinstance(error, PlesioError):
+    elif loader is not None and loader.empty_pass and not isinstance(error, PlesioError):
         error.add_note(EMPTY_PASS)
     for kind, words, more in EXPLAINED:
         if isinstance(error, kind) and words in str(error):

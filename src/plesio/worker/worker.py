@@ -605,7 +605,7 @@ def taking_part(worker: Worker) -> Iterator[None]:
         with suppress(StopRun):
             yield
     except Exception as error:
-        explain(error, worker._loader is not None, worker._loader is not None and worker._loader.empty_pass)
+        explain(error, worker._loader)
         if worker._clients is not None and (client := worker._clients.turn) is not None:
             error.add_note(f"(in the turn of client {client.id}, round {client.round})")
         raise

@@ -65,18 +65,22 @@ class Asking:
                 self._ahead = request
 
     def more(self, epoch: int, unused: int, digest: int) -> LeaseReply:
-        """Wait for the next lease. What an earlier pass had asked for goes back, with all else that it left `unused`. Where
-        what was asked ahead found nothing, it asks again: a batch may have come back since, of a step that was called off."""
-        began_s, self._digest = self._lessor.now_s(), digest
+        """Wait for the next lease. What an earlier pass had asked for goes back, with all else that it left `unused`."""
+        began_s, self._digest, losses = self._lessor.now_s(), digest, self._used.losses
         self._await()
         asked, reply = self._ahead, self._reply
         self.forget()
-        found = reply is not None and (reply.batches or reply.stop)
-        if asked is None or reply is None or not found or asked.epoch != epoch or unused:
+        fresh = self._used.losses != losses  # it lost its seat, and asked anew
+        if asked is None or reply is None or asked.epoch != epoch or unused or not (fresh or self._ends(reply)):
             unused += len(reply.batches) if reply is not None else 0
             reply = self._lessor.lease(LeaseRequest(epoch, self._total, self._margin, unused, digest))
         self._used.waited_s += self._lessor.now_s() - began_s
         return reply
+
+    def _ends(self, reply: LeaseReply) -> bool:
+        """Whether there is no need to ask again after `reply`, which was asked ahead. Where workers share the data, a batch may
+        have come back since it found none: of a step that was called off, or of one who died."""
+        return bool(reply.batches) or reply.stop or self._lessor.in_parts
 
     def find_out(self) -> float:
         """How far the run is, in epochs; asks for no data."""
