@@ -212,10 +212,10 @@ def presses_while_it_is_written(monkeypatch: pytest.MonkeyPatch, times: int) -> 
     """Ctrl-C in the middle of the writing of a run folder."""
     write = RunFolder.write
 
-    def pressed(*what: Any) -> None:
+    def pressed(*what: Any) -> dict[str, str]:
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
-        write(*what)
+        return write(*what)
 
     monkeypatch.setattr(RunFolder, "write", pressed)
 

@@ -71,13 +71,13 @@ class Asking:
         asked, reply = self._ahead, self._reply
         self.forget()
         fresh = self._used.losses != losses  # it lost its seat, and asked anew
-        if asked is None or reply is None or asked.epoch != epoch or unused or not (fresh or self._ends(reply)):
+        if asked is None or reply is None or asked.epoch != epoch or unused or not (fresh or self._is_final(reply)):
             unused += len(reply.batches) if reply is not None else 0
             reply = self._lessor.lease(LeaseRequest(epoch, self._total, self._margin, unused, digest))
         self._used.waited_s += self._lessor.now_s() - began_s
         return reply
 
-    def _ends(self, reply: LeaseReply) -> bool:
+    def _is_final(self, reply: LeaseReply) -> bool:
         """Whether there is no need to ask again after `reply`, which was asked ahead. Where workers share the data, a batch may
         have come back since it found none: of a step that was called off, or of one who died."""
         return bool(reply.batches) or reply.stop or self._lessor.in_parts
