@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import plesio as ps
-from faults.test_remote import begun, joined, meanwhile, newest_checkpoint, until
+from faults.test_remote import begun, joined, kill_ahead_of_checkpoints, meanwhile, until
 from plesio.core.events import Pushed
 from plesio.protocol.journal import read_journal
 from plesio.transport.limits import LEASE_S
@@ -115,9 +115,7 @@ def test_a_head_that_is_killed_and_resumed_folds_each_batch_once(tmp_path: Path)
             head.fork(train, rank=rank)
 
         def kill() -> None:
-            until(lambda: newest_checkpoint(tmp_path / "runs") > 0)
-            until(lambda: begun(tmp_path, WORKERS, version=3 + newest_checkpoint(tmp_path / "runs")))
-            os.kill(head.server_pid(), signal.SIGKILL)
+            kill_ahead_of_checkpoints(head, tmp_path, WORKERS)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
             head.run(GOING_ON, **settings, durability="none", runs=tmp_path / "runs")

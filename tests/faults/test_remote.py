@@ -196,6 +196,21 @@ def newest_checkpoint(runs: Path) -> int:
     return max((int(one.name.removeprefix("version-")) for one in runs.glob("*/checkpoints/version-*")), default=0)
 
 
+def kill_ahead_of_checkpoints(head: remote.Head, folder: Path, workers: int) -> None:
+    """Kill the server when each worker has seen a later version than the newest checkpoint's."""
+
+    def ahead(by: int) -> bool:
+        newest = newest_checkpoint(folder / "runs")
+        return newest > 0 and begun(folder, workers, version=newest + by)
+
+    while True:
+        until(lambda: ahead(3))
+        os.kill(head.server_pid(), signal.SIGSTOP)
+        if ahead(1):  # also now that it writes no other
+            return os.kill(head.server_pid(), signal.SIGKILL)
+        os.kill(head.server_pid(), signal.SIGCONT)
+
+
 @contextmanager
 def meanwhile(do: Callable[[], None]) -> Iterator[None]:
     """Do something in a thread beside the run, which has the main one."""
@@ -335,9 +350,8 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
             head.fork(train, rank=rank)
 
         def kill() -> None:
-            until(lambda: newest_checkpoint(tmp_path / "runs") > 0)
-            until(lambda: begun(tmp_path, 2, version=max(40, 3 + newest_checkpoint(tmp_path / "runs"))))
-            os.kill(head.server_pid(), signal.SIGKILL)
+            until(lambda: begun(tmp_path, 2, version=40))
+            kill_ahead_of_checkpoints(head, tmp_path, 2)
 
         with meanwhile(kill), pytest.raises(ps.ServerLostError):
             head.run(strategy, **settings, durability="none", runs=tmp_path / "runs")

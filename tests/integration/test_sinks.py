@@ -155,11 +155,14 @@ def test_tensorboard_has_curves_by_samples(tmp_path: Path) -> None:
 
 def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
+
     run(ps.sinks.WandB("plesio", mode="offline", dir=str(tmp_path)))
     until = time.monotonic() + 60  # W&B's own service writes the file, now and then after `finish` returned
     while not any(b"accuracy" in file.read_bytes() for file in tmp_path.rglob("*.wandb")):
         assert time.monotonic() < until, f"no accuracy in {list(tmp_path.rglob('*'))}"
         time.sleep(0.1)
+    wandb.teardown()  # its service would outlive the test, in whose process others look for processes that were left
 
 
 def test_mlflow_logs_into_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
