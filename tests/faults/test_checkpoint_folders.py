@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
@@ -283,6 +284,12 @@ def test_a_manifest_names_the_two_files_and_those_of_workers(files: dict[str, st
     rewrite(path, lambda data: data.update(files=files))
     with pytest.raises(ps.CheckpointError, match=r"it must name .* and beside them only workers' files"):
         read(path)
+
+
+def test_a_foreign_file_that_is_there_while_a_checkpoint_is_written_spoils_none(tmp_path: Path) -> None:
+    store, manifest = CheckpointStore(tmp_path, keep=1), read(put(CheckpointStore(tmp_path, keep=1), 1)).manifest
+    path = store.save(replace(manifest, version=2), {}, {}, write_rows=lambda folder, *_: (folder / ".nfs0001").touch())
+    assert read(path).manifest.files.keys() == {WEIGHTS, STATE}
 
 
 def test_all_files_of_a_checkpoint_have_the_same_mode(tmp_path: Path) -> None:

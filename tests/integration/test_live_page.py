@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import plesio as ps
+from plesio.observe.asked import ask, taken
 from plesio.observe.record import LIVE, Record
 from plesio.observe.standing import Standing, WorkerNow
 from plesio.observe.summary import Incident
@@ -297,6 +298,17 @@ def test_the_page_wants_its_token_and_known_runs(tmp_path: Path) -> None:
                 urllib.request.urlopen(urllib.request.Request(f"{address}ask?{wrong}", method="POST"), timeout=10)
         urllib.request.urlopen(urllib.request.Request(f"{address}ask?run=one&what=stop", method="POST"), timeout=10)
     assert (tmp_path / "runs" / "one" / "asked-stop").exists()
+
+
+def test_what_is_asked_makes_no_file_outside_the_run_folder_and_takes_none_of_others(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "asked-stop").symlink_to(elsewhere)
+    (folder / "asked-and-answered.txt").touch()
+    ask(folder, "stop")
+    assert not elsewhere.exists()
+    assert taken(folder) == ["stop"]
+    assert [one.name for one in folder.iterdir()] == ["asked-and-answered.txt"]
 
 
 def test_a_page_that_cannot_be_served_costs_the_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,26 @@ def test_a_checkpoint_keeps_the_newest(tmp_path: Path) -> None:
         ClientStates(tmp_path / "c").restore(saved, 3, 3)
 
 
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    """NFS leaves `.nfs0000...` where a file is removed that somebody has open; file browsers leave `.DS_Store`."""
+    states, saved = ClientStates(tmp_path / "a"), tmp_path / "version-2"
+    first = written(states, c3=b"a")
+    homes = [tmp_path / "a", tmp_path / "a" / ".coming" / first, tmp_path / "a" / "3", saved / "clients"]
+    homes[2].mkdir()
+    for home in homes[:3]:
+        (home / ".nfs0001").touch()
+    states.count(first, 2, oldest=2)
+    states.count(written(states, c3=b"b"), 3, oldest=3)
+    assert states.get(3, 3) == b"b"
+    saved.mkdir()
+    keep(states.newest(), saved)
+    (homes[3] / ".DS_Store").touch()
+    again = ClientStates(tmp_path / "b")
+    again.restore(saved, 1, 3)
+    assert again.get(3, 3) == b"b"
+    assert (homes[2] / ".nfs0001").exists()
+
+
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     states = ClientStates(tmp_path)
     states.count(written(states, c3=b"whole"), 1, oldest=0)

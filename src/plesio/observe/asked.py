@@ -11,15 +11,19 @@ ASKED = re.compile(r"stop|checkpoint|advice|switch-\d{1,2}")
 
 
 def ask(folder: Path, what: str) -> None:
-    """Ask for something of `ASKED`; an `OSError` says that the folder cannot be written."""
-    (folder / f"asked-{what}").touch()
+    """Ask for something of `ASKED`; an `OSError` says that the folder cannot be written. It follows no link: the folder may be
+    another's."""
+    with suppress(FileExistsError):  # it was asked already
+        (folder / f"asked-{what}").open("x").close()
 
 
 def taken(folder: Path) -> list[str]:
     """What was asked since the last time."""
     found = []
     for file in folder.glob("asked-*"):
+        what = file.name.removeprefix("asked-")
         with suppress(OSError):
-            file.unlink()
-            found.append(file.name.removeprefix("asked-"))
+            if ASKED.fullmatch(what):  # another file is somebody's own
+                file.unlink()
+                found.append(what)
     return found

@@ -88,7 +88,8 @@ class Kept:
 def history(runs: Path) -> list[Kept]:
     """The run folders in `runs`, the one that changed last at the end."""
     try:
-        folders = sorted(one for one in runs.iterdir() if (one / CONFIGURATION).is_file())
+        # a folder that may not be read (lost+found) is none, and no error
+        folders = sorted(one for one in runs.iterdir() if os.path.isfile(one / CONFIGURATION))
     except OSError as error:
         raise ConfigurationError(f"{runs}: {error.strerror}; give the folder that runs= or --runs named") from error
     found = []

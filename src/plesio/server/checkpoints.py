@@ -230,7 +230,7 @@ def _write(
     """Write what is not there yet; the checksums of all files, of which some are `known`."""
     for name, tensors in ((WEIGHTS, weights), (STATE, state)):
         save_file({key: one.contiguous() for key, one in tensors.items()}, folder / name)
-    there = sorted(folder.iterdir())
+    there = sorted(one for one in folder.iterdir() if _is_ours(one.name))
     files = {one.name: known.get(one.name) or xxh3_64_hexdigest(one.read_bytes()) for one in there}
     body = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)), indent=1)
     (folder / MANIFEST).write_bytes(body + b"\n" + xxh3_64_hexdigest(body).encode() + b"\n")
@@ -326,9 +326,7 @@ def read(path: Path) -> Saved:
         if xxh3_64_hexdigest(body).encode() != digest:
             raise CheckpointError(f"{path / MANIFEST} is damaged")
         manifest = msgspec.json.decode(body, type=Manifest)
-        others = manifest.files.keys() - {WEIGHTS, STATE}
-        known = all(OWN.fullmatch(one) or TABLE.fullmatch(one) for one in others)
-        if len(manifest.files) < 2 + len(others) or not known:
+        if not {WEIGHTS, STATE} <= manifest.files.keys() or not all(map(_is_ours, manifest.files)):
             raise CheckpointError(
                 f"{path / MANIFEST} names {sorted(manifest.files)}; it must name {sorted((WEIGHTS, STATE))}, and beside them "
                 "only workers' files and tables"
@@ -349,6 +347,11 @@ def read(path: Path) -> Saved:
             f"load {path / WEIGHTS} in the training function"
         )
     return Saved(path, manifest)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a manifest names such a file. File systems and file browsers leave others in any folder."""
+    return name in (WEIGHTS, STATE) or bool(OWN.fullmatch(name) or TABLE.fullmatch(name))
 
 
 def _versions(folder: Path) -> list[Path]:

@@ -92,7 +92,7 @@ class ClientStates:
         """The contribution is in this version; `oldest`: nobody asks for an older one. Done again it changes nothing."""
         place = self._coming(coming)
         try:
-            for name in os.listdir(place) if place.is_dir() else ():
+            for name in _numbers_in(place) if place.is_dir() else ():
                 home = self.folder / name
                 home.mkdir(exist_ok=True)
                 (place / name).replace(home / str(version))
@@ -110,7 +110,7 @@ class ClientStates:
         """By their names in a checkpoint, the files that belong to the newest version."""
         if not self.folder.is_dir():
             return {}
-        homes = [one for one in self.folder.iterdir() if one.name.isdecimal()]
+        homes = [self.folder / name for name in _numbers_in(self.folder)]
         found = {home.name: home / str(max(known)) for home in homes if (known := _versions(home))}
         begin = self.folder / BEGIN
         return found | ({BEGIN: begin} if begin.exists() else {})
@@ -122,7 +122,8 @@ class ClientStates:
             CheckpointError: they are not.
         """
         saved = checkpoint / FOLDER
-        names = os.listdir(saved) if saved.is_dir() else []
+        begin = [BEGIN] if (saved / BEGIN).exists() else []
+        names = [*_numbers_in(saved), *begin] if saved.is_dir() else []
         if len(names) != wanted:
             raise CheckpointError(f"{saved} has {len(names)} files of what clients keep, and is to have {wanted}")
         for name in names:
@@ -163,9 +164,14 @@ def link(path: Path, place: Path) -> None:
 
 def _versions(home: Path) -> list[int]:
     try:
-        return list(map(int, os.listdir(home)))
+        return list(map(int, _numbers_in(home)))
     except FileNotFoundError:
         return []
+
+
+def _numbers_in(folder: Path) -> list[str]:
+    """Its files that are called by a number. File systems and file browsers leave others: `.nfs0000...`, `.DS_Store`."""
+    return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
 def _read(path: Path) -> bytes:

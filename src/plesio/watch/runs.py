@@ -50,9 +50,9 @@ def _folders(place: Path, depth: int) -> Iterator[Path]:
             if not entry.is_dir(follow_symlinks=False):
                 continue
             path = Path(entry.path)
-            if (path / LIVE).is_file():
+            if os.path.isfile(path / LIVE):  # False where it may not be read (lost+found)
                 yield path
-            elif depth > 1 and not (path / CONFIGURATION).is_file():
+            elif depth > 1 and not os.path.isfile(path / CONFIGURATION):
                 yield from _folders(path, depth - 1)
 
 
