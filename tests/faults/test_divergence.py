@@ -66,6 +66,21 @@ def test_divergence_in_virtual_time_is_reported() -> None:
     assert str(run).startswith("The weights are not usable: the model diverged: ")
 
 
+def test_a_run_with_only_nan_is_told_of_as_that_however_long_it_is() -> None:
+    """The advice at the end has no step to go by."""
+
+    def train(worker: Any) -> None:
+        model = nn.Linear(1, 1)
+        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in worker.steps(80):
+            worker.count(samples=1)
+            (model(torch.ones(1, 1)).sum() * float("nan")).backward()
+            optimizer.step()
+
+    with pytest.raises(ps.NonFiniteError, match=r"nothing was trained: no contribution was finite \(80 with"):
+        ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("one-straggler"))
+
+
 SPOILT = """
 import torch
 def train(worker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,9 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
+import plesio as ps
 from plesio.cli.compare import closing
 from plesio.cli.live import ended
 from plesio.config.until import Until
+from plesio.launch.simulated.whatif import advice, what_if
 from plesio.observe.amounts import byte_size
 from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
@@ -27,6 +30,7 @@ from plesio.observe.repeats import middle, notes, times_of
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
+from plesio.observe.times import measured
 from support.long_forms import but_slow
 
 FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006
@@ -557,6 +561,27 @@ def test_missing_records_become_sentences(tmp_path: Path) -> None:
         assert "No finite training loss was recorded" in shown.text
         assert [chart["lines"] for chart in shown.data["learning"]["charts"]] == [[]]
         assert shown.data["lanes"]["groups"] == []
+
+
+@pytest.mark.parametrize("discarded", [0, 4])
+@pytest.mark.parametrize("wall_s", [0.0, 2.0])
+@pytest.mark.parametrize("steps", [0, 4])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_every_figure_at_the_end_bears_zeros(
+    tmp_path: Path, workers: int, steps: int, wall_s: float, discarded: int
+) -> None:
+    vain = min(steps, discarded)
+    crew = [WorkerSummary(k, steps, 0, 0, vain, wall_s, 0.0, 0.0, 0.0, "finished", vain) for k in range(workers)]
+    spans = [Span(k, "compute", j * wall_s / 4, (j + 1) * wall_s / 4, 1) for k in range(workers) for j in range(steps)]
+    summary = msgspec.structs.replace(
+        bare(), workers=crew, timeline=spans, wall_s=wall_s, steps=workers * steps, discarded={"not finite": discarded}
+    )
+    page(tmp_path, [summary, summary])
+    assert run_table(summary, None)
+    assert compare_table([summary, summary], None, None)
+    assert advice(summary, ps.async_sgd()) is None
+    with contextlib.suppress(ps.ConfigurationError):
+        what_if(measured(summary), [ps.sync_sgd()])
 
 
 def test_strategies_with_nothing_to_draw_are_named(tmp_path: Path, runs: list[Summary]) -> None:

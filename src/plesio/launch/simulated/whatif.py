@@ -85,6 +85,8 @@ def what_if(
         raise ConfigurationError(f"workers={workers!r}: a whole number of at least 1")
     if bytes_per_s is not None and not 0 < bytes_per_s < float("inf"):
         raise ConfigurationError(f"bytes_per_s={bytes_per_s!r}: a number of bytes a second above 0")
+    if run.steps <= 0:
+        raise ConfigurationError("no step of the run counted: all of its contributions were discarded")
     there = len(run.workers)
     number = there if workers is None else workers
     rng = random.Random(f"workers {seed}")
