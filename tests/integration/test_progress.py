@@ -169,7 +169,8 @@ def plateau(worker: ps.Worker) -> None:
     model = nn.Linear(1, 1)
     optimizer: Any = SGD(model.parameters(), lr=0.2)
     model, optimizer, loader = worker.prepare(model, optimizer, data())
-    (schedule,) = worker.prepare(ReduceLROnPlateau(optimizer, factor=0.5, patience=0))
+    schedule = worker.prepare(ReduceLROnPlateau(optimizer, factor=0.5, patience=0))
+    assert [*schedule] == [schedule], "(schedule,) = worker.prepare(schedule) goes on"
     for _ in range(EPOCHS):
         for (inputs,) in loader:
             optimizer.zero_grad()
@@ -190,7 +191,7 @@ def counted(worker: ps.Worker, folder: str, number: int = 40, die: bool = False)
     model = nn.Linear(1, 1)
     optimizer: Any = SGD(model.parameters(), lr=0.01)
     model, optimizer = worker.prepare(model, optimizer)
-    (schedule,) = worker.prepare(LinearLR(optimizer, 1.0, 0.0, total_iters=number))
+    schedule = worker.prepare(LinearLR(optimizer, 1.0, 0.0, total_iters=number))
     seen = []
     for step in worker.steps(number):
         optimizer.zero_grad()

@@ -58,7 +58,8 @@ class Accelerator(accelerate.Accelerator):
         theirs = loaders[not self._reads :] if self._worker.workers == 1 or dist.is_initialized() else []
         self._reads |= bool(loaders)
         places = [place for place in range(len(things)) if place not in theirs]
-        for place, one in zip(places, self._worker.prepare(*(things[place] for place in places)), strict=True):
+        prepared = self._worker.prepare(*(things[place] for place in places))
+        for place, one in zip(places, [prepared] if len(places) == 1 else prepared, strict=True):
             ours[place] = one
         return super().prepare(*ours, **named)
 

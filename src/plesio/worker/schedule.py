@@ -7,7 +7,7 @@ script on its own would be when as much of the data is used up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -114,6 +114,10 @@ class RunSchedule(LRScheduler):
         while self._made < calls and (end is None or schedule.last_epoch < end):
             schedule.step()
             self.__dict__["_made"] += 1
+
+    def __iter__(self) -> Iterator[RunSchedule]:
+        """Itself: `(schedule,) = worker.prepare(schedule)` was the way, when `prepare` gave a tuple for one thing, too."""
+        yield self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_schedule"], name)

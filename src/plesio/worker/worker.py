@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,9 @@ from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.warn import listed, warn, warn_at_end
+
+One = TypeVar("One")
+Several = TypeVarTuple("Several")
 
 
 class Worker:
@@ -227,7 +230,31 @@ class Worker:
 
     # Taking part
 
+    @overload
     def prepare(
+        self,
+        given: One,
+        /,
+        *,
+        after_step: Change | None = ...,
+        trainable: str = ...,
+        share: Share | None = ...,
+        on_write: str = ...,
+        tables: int | None = ...,
+    ) -> One: ...
+
+    @overload
+    def prepare(
+        self,
+        *given: *Several,
+        after_step: Change | None = ...,
+        trainable: str = ...,
+        share: Share | None = ...,
+        on_write: str = ...,
+        tables: int | None = ...,
+    ) -> tuple[*Several]: ...
+
+    def prepare(  # type: ignore[misc]  # mypy sees no signature that takes both
         self,
         *given: Any,
         after_step: Change | None = None,
@@ -235,11 +262,12 @@ class Worker:
         share: Share | None = None,
         on_write: str = "refuse",
         tables: int | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> Any:
         """Hand to the run what the training loop has, in any order; use what is returned, in that order, in its place.
 
-            model, optimizer, loader, scheduler = worker.prepare(model, optimizer, loader, scheduler)
+            model, optimizer, loader = worker.prepare(model, optimizer, loader)
             generator, critic, g_optimizer, c_optimizer = worker.prepare(generator, critic, g_optimizer, c_optimizer)
+            scheduler = worker.prepare(scheduler)  # one thing in, one thing out
 
         Args:
             given: of each kind one or several; None stays None. A scheduler that is made later, with what this returned, can be
@@ -303,7 +331,8 @@ class Worker:
                 schedule = RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
                 self._prepared[id(one)] = schedule
                 self._schedules.append(schedule)
-        return tuple(None if one is None else self._prepared[id(one)] for one in given)
+        returned = tuple(None if one is None else self._prepared[id(one)] for one in given)
+        return returned[0] if len(returned) == 1 else returned
 
     def _exchange_for(self, call: str) -> Exchange:
         """The exchange, for a method that is asked after prepare."""
@@ -406,7 +435,7 @@ class Worker:
         for one in self._schedules:
             one.go_on(len(self._schedules))
 
-    def share(self, loader: Any) -> Any:
+    def share(self, loader: One) -> One:
         """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.
 
             for epoch in range(EPOCHS):
@@ -421,7 +450,9 @@ class Worker:
             ConfigurationError: before prepare, or no data that can be shared out.
         """
         self._exchange_for("share")
-        return self._parted(loader, self._used if self._loader is None or not self._loader.looped else DataUse())
+        used = self._used if self._loader is None or not self._loader.looped else DataUse()
+        part: One = self._parted(loader, used)
+        return part
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
