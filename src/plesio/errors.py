@@ -22,12 +22,17 @@ TEXT_MAX = 20_000  # how many characters of an exception's message, or of its tr
 class PlesioError(Exception):
     """Root of everything plesio raises on purpose.
 
+    Attributes:
+        resume: what to pass as `resume=` after a run that was lost; None if it left no checkpoint.
+
     >>> try:
     ...     ps.async_sgd("dc-asgd")
     ... except ps.PlesioError as error:
     ...     print(type(error).__name__)
     StrategyError
     """
+
+    resume: Path | None = None
 
 
 class StrategyError(PlesioError, ValueError):
@@ -110,17 +115,12 @@ class WorkerLostError(PlesioError):
 class ServerLostError(PlesioError):
     """The server process died; its last version is lost unless a checkpoint holds it: pass that as `resume=`.
 
-    Attributes:
-        resume: what to pass as `resume=`; None if there is no checkpoint.
-
     >>> keep = {"runs": "runs", "checkpoint": ps.Checkpoint(every_s=60), "engine": ps.Simulated("uniform")}
     >>> try:
     ...     run = ps.run(train, "async_sgd", workers=2, **keep)
     ... except ps.ServerLostError as error:
     ...     run = ps.run(train, "async_sgd", workers=2, resume=error.resume, **keep)
     """
-
-    resume: Path | None = None
 
 
 class DeadlineError(PlesioError, TimeoutError):
@@ -176,23 +176,28 @@ class RunInterrupted(KeyboardInterrupt):
         folder: the run folder that it was written to, or None.
         resume: what to pass as `resume=` to continue; None if there is no checkpoint.
         number: of the signal: 2 for Ctrl-C (SIGINT).
+        behind: how many versions the newest checkpoint is behind; 0 where it was written at the end.
 
     >>> print(RunInterrupted(run=None, folder=None, resume="runs/a"))
     interrupted before there was a result; go on with resume='runs/a'
     """
 
-    def __init__(self, run: Any, folder: Path | None, resume: Path | None, number: int = 2) -> None:
+    def __init__(self, run: Any, folder: Path | None, resume: Path | None, number: int = 2, behind: int = 0) -> None:
         self.run = run
         self.folder = folder
         self.resume = resume
         self.number = number
+        self.behind = behind
         parts = ["interrupted before there was a result"]
         if run is not None:
             written = f"written to {folder}" if folder is not None else "nothing is written without runs="
+            written += f", without {', '.join(run.lacking)}" if run.lacking else ""
             parts = [f"interrupted at version {run.summary.version}", written]
         parts.append(
             f"go on with resume={str(resume)!r}" if resume is not None else "there is no checkpoint to go on from"
         )
+        if behind:
+            parts.append(f"the newest checkpoint there is of version {run.summary.version - behind}, {behind} behind")
         super().__init__("; ".join(parts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from plesio.config.until import Until
 from plesio.entry import entry
 from plesio.errors import ConfigurationError
 from plesio.launch.checks import check_functions
+from plesio.launch.ctrl_c import EndedBySignal
 from plesio.launch.job import Live
 from plesio.launch.local.listen import Door
 from plesio.launch.result import Run
@@ -147,6 +149,8 @@ def run(
         functions["watch"] = functools.partial(_seen, line, seen_by)
     try:
         return start(config, **functions, page=page)
+    except EndedBySignal as stop:  # Python exits as by a signal after KeyboardInterrupt itself, with 1 after any other
+        raise (KeyboardInterrupt() if stop.number == signal.SIGINT else SystemExit(128 + stop.number)) from None
     finally:
         line.clear()
 

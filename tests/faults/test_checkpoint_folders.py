@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_hexdigest
 
 import plesio as ps
 from plesio.core.sequencer import Sequencer
+from plesio.launch.resume import behind
 from plesio.protocol.journal import read_journal
 from plesio.server.checkpoints import (
     FOLDER,
@@ -433,6 +435,18 @@ def test_the_latest_checkpoint_is_the_one_of_the_greatest_number(tmp_path: Path)
     for version in (99_999_000, 100_000_500):
         put(store, version)
     assert latest(tmp_path).manifest.version == 100_000_500
+
+
+def test_an_interrupted_run_says_what_it_lacks_and_how_far_its_checkpoint_is_behind(tmp_path: Path) -> None:
+    path = put(CheckpointStore(tmp_path / "checkpoints", keep=2), 260)
+    assert [behind(one, 600, 2) for one in (tmp_path, tmp_path / "checkpoints", path, None)] == [340, 340, 340, 0]
+    assert behind(path, 262, 2) == 0, "what two workers had under way at the stop"
+    assert behind(shutil.copytree(path, tmp_path / "best"), 600, 2) == 0, "its name does not tell"
+    run = SimpleNamespace(summary=SimpleNamespace(version=600), lacking=["weights.safetensors", "summary.json"])
+    assert str(ps.RunInterrupted(run, Path("runs/a"), Path("runs/a"), behind=340)) == (
+        "interrupted at version 600; written to runs/a, without weights.safetensors, summary.json; "
+        "go on with resume='runs/a'; the newest checkpoint there is of version 260, 340 behind"
+    )
 
 
 def test_a_users_copy_of_a_checkpoint_is_kept(tmp_path: Path) -> None:

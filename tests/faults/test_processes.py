@@ -135,15 +135,18 @@ def test_a_run_whose_only_worker_raised_is_an_error() -> None:
         ps.run(train, ps.async_sgd(), workers=1, on_worker_error="continue", timeout_s=30)
 
 
-def test_a_run_whose_workers_all_died_is_an_error() -> None:
-    with pytest.raises(ps.WorkerLostError, match="every worker died"):
+def test_a_run_whose_workers_all_died_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ps.WorkerLostError, match=r"every worker died.*; go on from the last checkpoint with") as caught:
         ps.run(
             loops.endless,
             ps.async_sgd(),
             workers=2,
             faults=[ps.Kill(worker=0, after_s=0.2), ps.Kill(worker=1, after_s=0.3)],
+            runs=tmp_path,
+            checkpoint=ps.Checkpoint(),
             timeout_s=30,
         )
+    assert latest(caught.value.resume).path.is_relative_to(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "after"), in_turn(["sync_sgd", "async_sgd"], [-1, 0, 5]))

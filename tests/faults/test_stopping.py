@@ -208,13 +208,13 @@ def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any,
     assert time.monotonic() - started_s < 30.0
 
 
-def presses_while_it_is_written(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+def presses_while_it_is_written(monkeypatch: pytest.MonkeyPatch, times: int, number: int = signal.SIGINT) -> None:
     """Ctrl-C in the middle of the writing of a run folder."""
     write = RunFolder.write
 
     def pressed(*what: Any) -> dict[str, str]:
         for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return write(*what)
 
     monkeypatch.setattr(RunFolder, "write", pressed)
@@ -238,8 +238,15 @@ def test_a_second_ctrl_c_does_not_wait_for_the_run_folder(
     train, watch = (loops.endless, once_stepped()) if interrupted else (SHORT, None)
     with pytest.raises(KeyboardInterrupt) as caught:
         ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, watch=watch)
-    assert not isinstance(caught.value, ps.RunInterrupted)
+    assert caught.type is KeyboardInterrupt, "after another class Python exits with 1, not as a signal does"
     assert not list(tmp_path.glob("*/summary.json"))
+
+
+def test_a_second_sigterm_exits_as_a_signal_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presses_while_it_is_written(monkeypatch, 2, signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        ps.run(SHORT, ps.async_sgd(), workers=2, runs=tmp_path)
+    assert caught.value.code == 128 + signal.SIGTERM
 
 
 def test_an_error_is_reported_despite_a_dying_loader_process() -> None:

@@ -327,6 +327,17 @@ def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[
     assert written["run"]["pace"] == {"step_s": 0.002, "jitter": 0.0}
 
 
+def test_a_run_whose_folder_lacks_files_has_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("plesio.observe.files.write_report", lambda *_, **__: 1 / 0)
+    with pytest.warns(
+        RuntimeWarning, match=r"it lacks report.html .*; make room, or give another folder \(runs=, --runs\)"
+    ):
+        assert main(["run", script(), "--workers", "1", "--until", "steps=20"]) == 1
+    assert ", without report.html" in capsys.readouterr().out
+
+
 def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     """By all commands that take a script; a replay has to be told, too."""
     name = script()

@@ -16,7 +16,7 @@ from plesio.cli.options import Arguments, Function, ScriptPath, Watch, takes_set
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
-from plesio.errors import RunInterrupted, ServerLostError
+from plesio.errors import DeadlineError, RunInterrupted, ServerLostError, WorkerLostError
 from plesio.observe.tables import run_table
 from plesio.strategy import Strategy
 
@@ -49,21 +49,24 @@ def train(
 def to_its_end(
     context: typer.Context, console: Console, config: RunConfig, run: Callable[[Callable[[Live], object]], Run]
 ) -> int:
-    """Show how `run`, which is told what to call meanwhile, goes, and its table; 1 where its result is spoilt."""
+    """Show how `run`, which is told what to call meanwhile, goes, and its table; 1 where its result is spoilt or not written."""
     started_s = time.monotonic()
     try:
         with Board(console, [config.strategy.name], config.until, says=False) as board:
             done = run(board.watch(0))
-    except (RunInterrupted, ServerLostError) as stop:
+    except (RunInterrupted, ServerLostError, WorkerLostError, DeadlineError) as stop:
         partial = getattr(stop, "run", None)
         _show(console, partial)
+        if isinstance(stop, RunInterrupted) and stop.behind:
+            newest = stop.run.version - stop.behind
+            console.print(f"the newest checkpoint is of version {newest}, {stop.behind} behind")
         if partial is not None or stop.resume is not None:
             console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
         raise
     _show(console, done)
     if config.simulated:
         console.print(simulated_in(done.summary.wall_s, time.monotonic() - started_s), soft_wrap=True)
-    return 1 if done.summary.spoilt else 0
+    return 1 if done.summary.spoilt or done.lacking else 0
 
 
 def _show(console: Console, done: Run | None) -> None:

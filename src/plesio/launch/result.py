@@ -120,8 +120,8 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
         if lacking:  # a full disk is no reason to lose what was trained
             why = "; ".join(dict.fromkeys(lacking.values()))
             warn(
-                f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); its figures and "
-                "weights are in what run returns: save run.state_dict where there is room"
+                f"the run folder {folder.path} cannot be written: it lacks {', '.join(lacking)} ({why}); make room, "
+                "or give another folder (runs=, --runs); in a script run.state_dict has the weights: save it elsewhere"
             )
     returned = [outcome.returned.get(worker) for worker in range(max(len(summary.workers), config.numbered))]
     return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables, [*lacking])

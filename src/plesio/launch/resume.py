@@ -16,7 +16,7 @@ from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
 from plesio.server.checkpointer import Keeping
-from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest
+from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest, newest_version
 from plesio.worker.warn import warn
 
 ALLOWED = (
@@ -107,6 +107,13 @@ def resumable(job: Job) -> Path | None:
         return None
     path = Path(place).parent if Path(place).name == FOLDER else Path(place)  # the run's rather than its checkpoints'
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def behind(place: Path | None, version: int, under_way: int) -> int:
+    """How many versions the newest checkpoint at `place` is behind a run at `version`; 0 where it was written at the stop, and
+    lacks what was `under_way`."""
+    newest = newest_version(place) if place is not None else None
+    return version - newest if newest is not None and version - newest > under_way else 0
 
 
 def kept(job: Job, folder: Path | None, clients: Path, begin_from: Resumption | None) -> Job:

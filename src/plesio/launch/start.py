@@ -27,7 +27,7 @@ from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
 from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_few_rounds, warn_of_nothing
-from plesio.launch.resume import kept, resumable, resumption
+from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
 from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.watching import Watching
@@ -131,7 +131,9 @@ def start(
         done = result_of(config, outcome, folder, adviser.advice)
         seen.summary = done.summary if done is not None else None
     if ctrl_c.pressed:
-        raise RunInterrupted(done, path, resumable(job), ctrl_c.number)
+        place = resumable(job)
+        late = behind(place, done.summary.version, config.workers) if done is not None else 0
+        raise RunInterrupted(done, path, place, ctrl_c.number, late)
     assert done is not None, "a run that was not interrupted has a result"
     if outcome.evaluate_raised:
         raise EvaluateError(outcome.evaluate_raised, done)

@@ -295,6 +295,13 @@ def kept_in(folder: str) -> bool:
     return bool(folder and _versions(Path(folder)))
 
 
+def newest_version(place: Path) -> int | None:
+    """That of the newest checkpoint at a place where `latest` finds one, by its name; None: somebody gave it another."""
+    found = [*_versions(place / FOLDER), *_versions(place)] or [place]
+    number = _number(found[-1])
+    return int(number) if number.isdecimal() else None
+
+
 def check_free(folder: Path, resumed: Saved | None) -> None:
     """Refuse a folder that cannot be written, or that has other checkpoints than those the run resumes from."""
     try:

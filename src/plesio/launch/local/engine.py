@@ -393,7 +393,10 @@ class LocalEngine:
 
     def _lose(self, what: str, more: str = "") -> None:
         """A server is lost, and what it held: say what is left."""
-        error = ServerLostError(f"{what}; {self._what_is_left()}{more}")
+        self._lose_to(ServerLostError, f"{what}; {self._what_is_left()}{more}")
+
+    def _lose_to(self, kind: type[PlesioError], what: str) -> None:
+        error = kind(what)
         error.resume = resumable(self._job)
         self._fail(error)
 
@@ -477,7 +480,7 @@ class LocalEngine:
         who = f"the server process ({self._processes.server.pid}) said nothing for {silence_s:g} s {self._where()}"
         all_gone = "" if workers_left else ", though every worker had ended"
         what = f"{who}{all_gone}: {why} (timeout_s={self._job.config.timeout_s:g})"
-        self._fail(DeadlineError(f"{what}; {self._what_is_left()}"))
+        self._lose_to(DeadlineError, f"{what}; {self._what_is_left()}")
 
     def _ask_to_stop(self, reason: str) -> None:
         """The first reason counts."""
@@ -512,4 +515,5 @@ class LocalEngine:
         if all_died and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {message.version}, {message.wall_s:.1f} s into training"
-            self._fail(WorkerLostError(f"every worker died; {last}{raised}"))
+            go_on = f"; {self._what_is_left()}" if resumable(self._job) is not None else ""
+            self._lose_to(WorkerLostError, f"every worker died; {last}{raised}{go_on}")
