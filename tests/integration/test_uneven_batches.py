@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +77,26 @@ def test_both_optimizers_of_two_weigh_by_the_samples_of_the_batch() -> None:
 
     run = ps.run(adversarial, "sync_sgd", workers=2, **SIMULATED)
     torch.testing.assert_close(run.state_dict["0.weight"], adversarial(None, 16), rtol=0, atol=1e-6)
+
+
+def counts_late(worker: ps.Worker, steps: int) -> None:
+    model = nn.Linear(3, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in worker.steps(steps):
+        model(torch.ones(step + 1, 3)).mean().backward()
+        optimizer.step()
+        worker.count(samples=step + 1)
+
+
+@pytest.mark.parametrize(("strategy", "workers"), [("sync_sgd", 1), ("async_sgd", 3), ("local_sgd", 1)])
+def test_samples_counted_after_each_step_are_all_counted(strategy: str, workers: int) -> None:
+    assert ps.run(partial(counts_late, steps=13), strategy, workers=workers, **SIMULATED).samples == sum(range(14))
+
+
+@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
+def test_a_count_that_comes_after_the_step_it_is_to_weigh_is_refused(strategy: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=r"worker.count\(samples=.\) after .*; say worker.count before"):
+        ps.run(partial(counts_late, steps=13), strategy, workers=2, **SIMULATED)
 
 
 def alone(worker: ps.Worker, said: Callable[[ps.Worker], object] = lambda worker: None) -> None:

@@ -262,7 +262,10 @@ class WorkDone(Message):
 
 
 class Farewell(Message):
-    """The end of the file after this is no death, and what the worker was to hand over is there whole."""
+    """The end of the file after this is no death, and what the worker was to hand over is there whole. `samples`: of its last
+    step, where it counts them after each."""
+
+    samples: Count = 0
 
 
 FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell

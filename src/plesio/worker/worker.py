@@ -557,13 +557,23 @@ class Worker:
         samples, and the report. Beside a prepared loader it is told in place of what that counts, such as a batch's tokens: then
         those are what a contribution weighs by, in `sync_sgd` and wherever samples do.
 
+        Say it before `optimizer.step()`; after it, only where contributions of several workers do not weigh by samples.
+
         Raises:
-            ConfigurationError: clients count their own, or `samples` is no whole number.
+            ConfigurationError: clients count their own, `samples` is no whole number, or the step that they are to weigh is
+                exchanged already.
         """
         if not WHOLE.holds(samples):
             raise ConfigurationError(f"worker.count({samples!r}): {WHOLE.words}")
         if self._clients is not None:
             raise ConfigurationError("worker.count beside clients: their samples are counted already")
+        if self._used.late is None:
+            self._used.late = self._state.steps > 0  # the first step came before its count
+            if self._used.late and self._exchange is not None and self._exchange.weighs and self._state.draws is None:
+                raise ConfigurationError(
+                    f"worker.count(samples={samples}) after optimizer.step(): contributions weigh by their samples here, and the "
+                    "step's is sent by then; say worker.count before optimizer.step(), from the first step on"
+                )
         self._used.said += samples
 
     def contribute(self, samples: int | None = None) -> None:

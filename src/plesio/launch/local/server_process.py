@@ -375,6 +375,7 @@ class Server(Replies):
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._line(worker).finished = True
+        self._program.meter.workers[worker].samples += farewell.samples
 
     def _lost(self, line: Line, how: str = "died") -> None:
         """A worker's pipe is closed, or is to be."""

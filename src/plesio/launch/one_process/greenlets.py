@@ -44,6 +44,7 @@ from plesio.protocol.worker import (
     Beginning,
     Contribution,
     DroppedStep,
+    Farewell,
     FromWorker,
     Hello,
     LeaseReply,
@@ -118,6 +119,9 @@ class Watcher:
 
     def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
         """Clients' turns are over; `early`: what they moved is still to be sent."""
+
+    def counted(self, samples: int) -> None:
+        """So many were of its last step."""
 
     def stop(self, why: str) -> None:
         """It asks for the end of the whole run."""
@@ -256,6 +260,8 @@ class _Switch:
 
     def send(self, message: FromWorker) -> None:
         """Keep it until the answer is waited for; that of the end is seen anyway."""
+        if isinstance(message, Farewell):
+            self._watcher.counted(message.samples)
         if not isinstance(message, Contribution):
             return
         self._request = message

@@ -248,6 +248,11 @@ class _Participant(Watcher, Participant):
         elif self._engine.rounds is not None:
             self._engine.rounds.told(self._rank, visits)
 
+    def counted(self, samples: int) -> None:
+        run = self._engine.run_of
+        run.samples += samples
+        run.meter.workers[self._rank].samples += samples
+
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""
         self._engine.run_of.end_at(self.timer.time_s, why, self._rank)

@@ -14,20 +14,27 @@ class DataUse:
 
     `checks` counts the cancellation checks inside the step; `cancelled_at` is the number of the first that said yes. `losses`:
     how often the data was lost with the worker's seat. `waited_s`: for data and answers, since it began. `said`: the
-    samples, or what else is to weigh, as the loop counts them. `read_ahead`: batches and samples that the loop has not got yet.
+    samples, or what else is to weigh, as the loop counts them; `late`: whether it does so after each step (None: not known).
+    `read_ahead`: batches and samples that the loop has not got yet.
     """
 
-    __slots__ = ("batches", "cancelled_at", "checks", "losses", "read_ahead", "said", "samples", "waited_s")
+    __slots__ = ("batches", "cancelled_at", "checks", "late", "losses", "read_ahead", "said", "samples", "waited_s")
 
     def __init__(self) -> None:
         self.batches = self.samples = self.said = self.checks = self.cancelled_at = 0
         self.losses, self.waited_s = 0, 0.0
         self.read_ahead = 0, 0
+        self.late: bool | None = None
 
     @property
     def counted(self) -> int:
         """The samples that are told."""
         return self.said or self.samples
+
+    @property
+    def left_over(self) -> int:
+        """The samples of the last step, counted after it was exchanged."""
+        return self.said if self.late else 0
 
     def lose(self) -> None:
         """The data is leased to others now."""

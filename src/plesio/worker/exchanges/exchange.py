@@ -45,6 +45,7 @@ class Exchange:
     Attributes:
         used: the data that the step under way took.
         timeout_s: how long to wait for anybody.
+        weighs: whether an exchange counts by its samples.
         cancels: whether a step under way may be called off; `may_cancel`: in any phase of the run.
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
@@ -68,6 +69,7 @@ class Exchange:
     used: DataUse
     timeout_s: float
 
+    weighs = False
     cancels = may_cancel = False
     local = True
     counts = False

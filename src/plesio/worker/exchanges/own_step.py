@@ -122,7 +122,7 @@ class OwnStepExchange(ServerExchange):
         self.replica.leave(buffers=not self.state.stopped)
         if self.keeps and self._own is not None:
             self._own.keep(self._number - 1)
-        self.doorbell.send(Farewell())
+        self.doorbell.send(Farewell(self.used.left_over))
 
     def let_go(self) -> None:
         self._hook.remove()

@@ -87,6 +87,7 @@ class ServerExchange(Exchange):
         self._every = self.every if self.every is not None and strategy.send.stepped else strategy.every
         self.local = not strategy.steps_at_server
         self.in_rounds = strategy.gather.in_rounds
+        self.weighs = strategy.weigh.normalised and not self.by_client
         self._proximal = strategy.every.proximal
         self.cancels = strategy.release.cancel_late
         self._is_usual = not self.late and self._fragments == 1 and self.rows is None  # then nothing is said aside
@@ -426,7 +427,7 @@ class ServerExchange(Exchange):
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
         self.replica.close()
-        self.doorbell.send(Farewell())
+        self.doorbell.send(Farewell(0 if self._steps or self.by_client else self.used.left_over))
 
     def let_go(self) -> None:
         """The worker is over and its process goes on: whoever still holds its model must not hold the run's memory."""

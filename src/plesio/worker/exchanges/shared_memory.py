@@ -103,4 +103,4 @@ class SharedMemoryExchange(Exchange):
 
     def end(self) -> None:
         self.report()
-        self.doorbell.send(Farewell())
+        self.doorbell.send(Farewell(self.used.left_over))
