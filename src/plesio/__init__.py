@@ -49,6 +49,7 @@ from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:
+    from plesio import ray as ray
     from plesio.launch.remote.join import join as join
     from plesio.launch.remote.table_server import join_server as join_server
     from plesio.launch.replayed.repeatable import ReplayError as ReplayError
@@ -95,19 +96,21 @@ _MODULES = {"ray": "plesio.ray", "sinks": "plesio.observe.sinks"}
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    from plesio.strategy.recipes.elsewhere import known_elsewhere
+if not TYPE_CHECKING:  # or a type checker would take a mistyped `ps.name` for one of these
 
-    if name == "__all__":
-        return __dir__()
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    for module, names in _NEED_TORCH.items():
-        if name in names:
-            globals()[name] = value = getattr(importlib.import_module(module), name)
-            return value
-    same = known_elsewhere(name, "ps.")  # of a mistyped name Python itself says what is closest
-    raise AttributeError(f"module 'plesio' has no attribute {name!r}{f'; {same}' if same else ''}")
+    def __getattr__(name: str) -> Any:
+        from plesio.strategy.recipes.elsewhere import known_elsewhere
+
+        if name == "__all__":
+            return __dir__()
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
+        for module, names in _NEED_TORCH.items():
+            if name in names:
+                globals()[name] = value = getattr(importlib.import_module(module), name)
+                return value
+        same = known_elsewhere(name, "ps.")  # of a mistyped name Python itself says what is closest
+        raise AttributeError(f"module 'plesio' has no attribute {name!r}{f'; {same}' if same else ''}")
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import assert_type
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader
 
 import plesio as ps
+from plesio.observe.summary import Evaluation, Logged, RowServer, RowsSummary
 
 Loader = DataLoader[torch.Tensor]
 
@@ -35,4 +37,13 @@ def prepared(worker: ps.Worker) -> None:
 
 def test_a_typed_script_runs() -> None:
     run = ps.run(prepared, ps.sync_sgd(), workers=1, engine=ps.Simulated("uniform"))
-    assert run.steps == 2
+    assert assert_type(run.steps, int) == 2
+    assert_type(run.history, tuple[Evaluation, ...])
+    assert_type(run.rows, dict[str, RowsSummary])
+    assert_type(run.row_servers, tuple[RowServer, ...])
+    assert_type(run.final("loss"), float | None)
+    assert [one.steps for one in assert_type(run.logged, tuple[Logged, ...])] == []
+    with pytest.raises(AttributeError, match="histroy"):
+        run.histroy  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="asink_sgd"):
+        ps.asink_sgd  # type: ignore[attr-defined]  # noqa: B018

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -48,7 +49,13 @@ class EvaluateError(PlesioError):
         super().__init__("\n".join([f"evaluate raised {what}; {kept}", *more]))
 
 
-class Run:
+if TYPE_CHECKING:
+    Figures = Summary  # a Run has all that a Summary has
+else:
+    Figures = object
+
+
+class Run(Figures):  # type: ignore[misc]  # its own attributes are not frozen
     """A finished run: print it for the table; the figures are its attributes.
 
     Attributes:
@@ -81,16 +88,6 @@ class Run:
         self.folder = folder
         self.lacking = list(lacking)
 
-    def __dir__(self) -> list[str]:
-        """Also the summary's figures, for whoever asks by the tab key."""
-        return [*super().__dir__(), *(name for name in dir(self.summary) if not name.startswith("_"))]
-
-    def __getattr__(self, name: str) -> Any:
-        """Any figure of the summary: `run.history`, `run.staleness.mean`, `run.steps_per_s`, ..."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.summary, name)
-
     def __str__(self) -> str:
         return run_table(self.summary, self.folder, lacking=self.lacking)
 
@@ -100,6 +97,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.summary.strategy}: version {self.summary.version}, {self.summary.wall_s:.1f} s>"
+
+
+for _name in dir(Summary):
+    if not _name.startswith("_"):  # `run.history` is `run.summary.history`
+        setattr(Run, _name, property(attrgetter(f"summary.{_name}")))
 
 
 def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, advised: str = "") -> Run | None:
