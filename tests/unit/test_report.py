@@ -26,9 +26,10 @@ from plesio.observe.amounts import byte_size
 from plesio.observe.comparison import cells
 from plesio.observe.figures import LANE_COLUMNS, POINTS_MAX
 from plesio.observe.finding import finding, setting
+from plesio.observe.logbook import LastSteps
 from plesio.observe.repeats import middle, notes, times_of
 from plesio.observe.report import write_report
-from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
+from plesio.observe.summary import LOWER, NEGATED, Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
 from plesio.observe.tables import compare_table, render, run_table
 from plesio.observe.times import measured
 from support.long_forms import but_slow
@@ -558,7 +559,7 @@ def test_missing_records_become_sentences(tmp_path: Path) -> None:
     for summaries in ([bare()], [bare(), bare("sync_sgd")]):
         shown = page(tmp_path, summaries, target=None)
         assert "No evaluations were recorded" in shown.text
-        assert "No finite training loss was recorded" in shown.text
+        assert "No worker logged a loss" in shown.text
         assert [chart["lines"] for chart in shown.data["learning"]["charts"]] == [[]]
         assert shown.data["lanes"]["groups"] == []
 
@@ -612,6 +613,30 @@ def test_logged_numbers_are_the_mean_of_the_workers(tmp_path: Path, runs: list[S
     logged = tuple(Logged(t, w, steps, {"own": own}) for t in (0.5, 2.0) for w, steps, own in ((0, 3, 1.0), (1, 1, t)))
     (line,) = page(tmp_path, [msgspec.structs.replace(runs[0], logged=logged)]).charts["own, logged"]["lines"]
     assert (line["time"], line["y"]) == ([0.5, 2.0], [0.875, 1.25])
+
+
+def test_the_loss_at_the_end_is_one_figure_of_all_workers(tmp_path: Path) -> None:
+    """The last entry is one step of one worker; a worker that died early does not count."""
+    entries = [Logged(t / 10, w, 1, {"loss": float(w)}) for t in range(1, 41) for w in range(2)]
+    dead = Logged(0.1, 2, 1, {"loss": 90.0})
+    summary = msgspec.structs.replace(bare(), logged=(dead, *entries), wall_s=4.0)
+    (line,) = page(tmp_path, [summary], target=None).charts["training loss"]["lines"]
+    assert line["end"] == "0.500"
+    assert "train loss 0.5 (mean of the last 10 steps)" in run_table(summary, None)
+    spent = [Logged(float(t), 0, 0, {"epsilon": float(t)}) for t in range(40)]
+    assert LastSteps(spent).means() == {"epsilon": 39.0}
+
+
+@pytest.mark.parametrize(("value", "words"), [(None, "No worker logged a loss"), (math.nan, "No finite training loss")])
+def test_a_loss_that_nobody_logged_is_not_called_infinite(tmp_path: Path, value: float | None, words: str) -> None:
+    logged = () if value is None else (Logged(1.0, 0, 1, {"loss": value}),)
+    shown = page(tmp_path, [msgspec.structs.replace(bare(), logged=logged)], target=None)
+    assert shown.charts["training loss"]["caption"].startswith(words)
+
+
+def test_the_axes_of_both_pages_know_what_falls() -> None:
+    script = (resources.files("plesio.observe") / "page" / "report.js").read_text()
+    assert f"/^(?!{NEGATED}).*({'|'.join(LOWER)})/i" in script
 
 
 def test_the_page_says_that_hogwild_snapshots_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:

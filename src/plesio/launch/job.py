@@ -144,8 +144,8 @@ class Live:
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluate_raised: str = ""
-    logged: dict[str, float] = field(default_factory=dict)
-    """What workers logged last, by name."""
+    book: Logbook = field(default_factory=Logbook, repr=False)
+    """What workers logged."""
     workers: int = 0
     """How many workers the run is to have, as it was begun or last scaled."""
     now: Standing | None = field(default=None, repr=False)
@@ -162,6 +162,11 @@ class Live:
     switcher: Callable[[int, str], None] | None = field(default=None, repr=False)
     phases: tuple[str, ...] = ()
     """What the phases of the strategy are called, if it has any (`ps.phases`)."""
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """What workers logged, by name: the mean over all workers' last steps."""
+        return self.book.last.means()
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on, from 1 to the run's `workers_max`.

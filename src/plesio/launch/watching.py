@@ -146,5 +146,7 @@ class Watching:
             self._record.advice(self._advice)
         if live.now is not None and live.now is not self._now:
             self._now = live.now
-            values = {**live.logged, **live.metrics}
+            logged = live.logged
+            self._record.logged(logged.keys() - live.metrics.keys())
+            values = {**logged, **live.metrics}
             self._record.at(live.time_s, live.version, live.steps, live.samples, values, live.now)

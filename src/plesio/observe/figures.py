@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from plesio.observe.amounts import number, percent
 from plesio.observe.comparison import Target
+from plesio.observe.logbook import Last, LastSteps
 from plesio.observe.rows import cells
 from plesio.observe.summary import EXTREMES, Span, Summary, telling
 
@@ -26,6 +27,7 @@ KINDS = {"compute": "c", "wait": "w", "exchange": "e"}
 
 _PROGRESS_POINTS = 300
 _HISTOGRAM_ROWS_MAX = 8
+AT_THE_END = "At the end, here and in the table: the mean over all workers' last steps."
 _LOGGED_BINS = 120
 _LOGGED_MAX = 6
 _WINDOW_S = 2.0
@@ -84,14 +86,15 @@ def learning(summaries: Sequence[Summary], target: Target | None) -> dict[str, A
         charts.append(_chart(summaries, metric, curves, words, goal))
     if not charts:
         notes.append("No evaluations were recorded, so there is no metric to draw.")
-    words = "Training loss as the workers logged it: their mean, lightly smoothed."
-    charts.append(_chart(summaries, "training loss", [_smooth(_logged(s, "loss")) for s in summaries], words))
+    last = [LastSteps(s.logged) for s in summaries]
+    words = f"Training loss as the workers logged it: their mean, lightly smoothed. {AT_THE_END}"
+    curves = [_smooth(_logged(s, "loss")) for s in summaries]
+    charts.append(_chart(summaries, "training loss", curves, words, last=[one.of("loss") for one in last]))
     others = sorted({name for s in summaries for one in s.logged for name in one.metrics} - {"loss"})
     for name in others[:_LOGGED_MAX]:
-        words = f"{name} as the workers logged it: their mean."
-        charts.append(
-            {**_chart(summaries, f"{name}, logged", [_logged(s, name) for s in summaries], words), "small": True}
-        )
+        words, curves = f"{name} as the workers logged it: their mean.", [_logged(s, name) for s in summaries]
+        ends = [one.of(name) for one in last]
+        charts.append({**_chart(summaries, f"{name}, logged", curves, words, last=ends), "small": True})
     if more := others[_LOGGED_MAX:]:
         notes.append(f"Logged, too, and not drawn: {', '.join(more)}.")
     return {"charts": charts, "notes": notes}
@@ -106,9 +109,14 @@ def _snapshots(summaries: Sequence[Summary]) -> str:
 
 
 def _chart(
-    summaries: Sequence[Summary], name: str, curves: Sequence[Curve], words: str, target: Target | None = None
+    summaries: Sequence[Summary],
+    name: str,
+    curves: Sequence[Curve],
+    words: str,
+    target: Target | None = None,
+    last: Sequence[Last | None] = (),
 ) -> dict[str, Any]:
-    """The lines of the curves with finite values; the caption names the strategies without."""
+    """The lines of the curves with finite values; the caption names the strategies without. `last`: of what was logged."""
     lines, missing = [], []
     for k, (s, curve) in enumerate(zip(summaries, curves, strict=True)):
         if not any(math.isfinite(y) for _, y in curve):
@@ -117,8 +125,11 @@ def _chart(
         reached_s = s.time_to(*target) if target else None
         dot = next((point for point in curve if point[0] == reached_s), None)
         times, values = _thin(curve)
-        lines.append({"strategy": k, "time": times, "y": values, "end": number(curve[-1][1]), "dot": dot})
-    if not lines:
+        end = one.mean if last and (one := last[k]) is not None else curve[-1][1]
+        lines.append({"strategy": k, "time": times, "y": values, "end": number(end), "dot": dot})
+    if not any(curves):
+        words = "No worker logged a loss, so there is no curve to draw; worker.log(loss=loss) logs it."
+    elif not lines:
         words = f"No finite {name} was recorded, so there is no curve to draw."
     elif missing:
         words += f" Nothing to draw for {', '.join(missing)}."

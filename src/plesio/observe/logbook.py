@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from plesio.observe.summary import Logged
 
 ENTRIES_MAX = 100_000  # limit for all workers of a run together
+LAST_MAX, LAST_SHARE = 8, 10
+"""A worker's last steps are those of one in `LAST_SHARE` of its entries, one at least and at most `LAST_MAX`."""
+
+
+class Last(NamedTuple):
+    """The mean of a logged number over all workers' last steps, and how many steps these are."""
+
+    mean: float
+    steps: int
+
+
+class LastSteps:
+    """What workers logged last: the one figure of tables, reports, sinks and the live page.
+
+    A single entry is often one step of one worker. So each worker's last few count, weighted by their steps. A worker that
+    logged nothing in the later half of the run is not counted.
+
+    >>> last = LastSteps([Logged(1.0, worker, 10, {"loss": float(worker)}) for worker in range(2)])
+    >>> last.of("loss"), last.of("accuracy")
+    (Last(mean=0.5, steps=20), None)
+    """
+
+    def __init__(self, entries: Iterable[Logged] = ()) -> None:
+        self._last: dict[str, dict[int, deque[Logged]]] = {}  # by name and worker
+        self._count: dict[tuple[str, int], int] = {}
+        for one in entries:
+            self.add(one)
+
+    def add(self, entry: Logged) -> None:
+        for name in entry.metrics:
+            own = self._last.setdefault(name, {}).setdefault(entry.worker, deque(maxlen=LAST_MAX))
+            if not entry.steps:  # no mean over steps, but how something stands now, as what a run spent
+                own.clear()
+            own.append(entry)
+            count = self._count[name, entry.worker] = self._count.get((name, entry.worker), 0) + 1
+            while len(own) > 1 + count // LAST_SHARE:
+                own.popleft()
+
+    def of(self, name: str) -> Last | None:
+        each = self._last.get(name, {}).values()
+        half_s = max((own[-1].time_s for own in each), default=0.0) / 2
+        last = [(max(one.steps, 1), one.metrics[name]) for own in each if own[-1].time_s >= half_s for one in own]
+        steps = sum(count for count, _ in last)
+        return Last(sum(count * value for count, value in last) / steps, steps) if last else None
+
+    def means(self) -> dict[str, float]:
+        """Of each name."""
+        return {name: found.mean for name in self._last if (found := self.of(name)) is not None}
 
 
 class Logbook:
@@ -28,9 +78,11 @@ class Logbook:
         self._whole: list[Logged] = []
         # by worker: the entry still being merged, and of how many
         self._under_way: dict[int, tuple[Logged, int]] = {}
+        self.last = LastSteps()
 
     def add(self, entry: Logged) -> None:
         """Add the next entry of its worker."""
+        self.last.add(entry)
         self._take(entry, 1)
         if len(self._whole) > self._most:
             self._halve()

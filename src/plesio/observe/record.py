@@ -6,6 +6,7 @@
 | `at`    | how it stands: totals, workers, tables, metrics that changed      | `RECENT`, and older ones up to `OLD_MAX` |
 | `stale` | the staleness of all that was folded                              | the last, when the file is written anew |
 | `advice` | that another strategy would be much faster                       | the last, likewise                      |
+| `logged` | which metrics are workers' own, not `evaluate`'s             | the last, likewise                      |
 | `event` | what happened: a death, a checkpoint, discarded contributions     | `EVENTS_MAX`                            |
 | `end`   | why the run ended; the last line                                  | one                                     |
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Record:
         self._events: deque[tuple[int, bytes]] = deque(maxlen=EVENTS_MAX)
         self._last: dict[str, tuple[int, bytes]] = {}  # of a kind of which there is one
         self._values: dict[str, float] = {}
+        self._logged: list[str] = []
         self._discarded: dict[str, int] = {}
         self._discards_told_s = -DISCARDS_S
         self._broken = False
@@ -103,6 +105,11 @@ class Record:
 
     def advice(self, what: str) -> None:
         self._tell_last("advice", {"what": what})
+
+    def logged(self, names: Iterable[str]) -> None:
+        if (told := sorted(names)) != self._logged:
+            self._logged = told
+            self._tell_last("logged", {"names": told})
 
     def _tell_last(self, kind: str, what: Mapping[str, Any]) -> None:
         line = self._line(kind, what)

@@ -17,6 +17,7 @@ from rich.text import Text
 from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.clients import by_samples, worst_tenth
 from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
+from plesio.observe.logbook import LastSteps
 from plesio.observe.repeats import first, times_of
 from plesio.observe.rows import in_lines, slow_server
 from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
@@ -82,9 +83,8 @@ def _headline(summary: Summary, width: int) -> str:
         f"{byte_size(summary.bytes)} exchanged",
         f"{byte_size(summary.shared_bytes)} shared memory",
     ]
-    losses = [one.metrics["loss"] for one in summary.logged if "loss" in one.metrics]
-    if losses:
-        parts.append(f"train loss {losses[-1]:.4g}")
+    if (loss := LastSteps(summary.logged).of("loss")) is not None:
+        parts.append(f"train loss {loss.mean:.4g} (mean of the last {loss.steps:,} steps)")
     if summary.history:
         last = summary.history[-1]
         parts += [f"{name} {value:.4g} (at {last.time_s:.1f} s)" for name, value in last.metrics.items()]

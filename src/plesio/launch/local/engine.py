@@ -59,7 +59,7 @@ class LocalEngine:
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome()
-        self._live = Live(workers=job.config.workers)
+        self._live = Live(workers=job.config.workers, book=self._outcome.logged)
         self._rounds = Rounds(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
@@ -227,7 +227,6 @@ class LocalEngine:
                 self._hear_out(self._processes.workers)
                 self._look_at(message, descriptors)
             case launcher.Logged(time_s, steps, metrics):
-                self._live.logged.update(metrics)
                 if self._rounds is not None and process.worker is not None:
                     self._rounds.logged(process.worker, metrics)
                 if self._patience.begun_s is not None and process.worker is not None:

@@ -77,7 +77,7 @@ class SimulatedEngine:
         self._happened = 0  # incidents that were passed on
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
-        self.live = Live(time_s=0.0, workers=job.config.workers)
+        self.live = Live(time_s=0.0, workers=job.config.workers, book=self.outcome.logged)
         self.rounds = Rounds(on_round, job, self.outcome, self.live) if on_round is not None else None
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
@@ -237,7 +237,6 @@ class _Participant(Watcher, Participant):
         self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, request)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        self._engine.live.logged.update(metrics)
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
         if self._engine.rounds is not None:
             self._engine.rounds.logged(self._rank, metrics)

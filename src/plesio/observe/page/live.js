@@ -18,11 +18,12 @@ let said = "";
 const wrote = new Map(); // when each run wrote last, by this browser's clock
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), advice: "", ended: null, failed: false, gone: false});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), logged: [], advice: "", ended: null, failed: false, gone: false});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
   else if (line.kind === "stale") run.stale = line.by;
+  else if (line.kind === "logged") run.logged = line.names;
   else if (line.kind === "advice") run.advice = line.what;
   else if (line.kind === "end") Object.assign(run, {ended: line.why || "cut short", failed: line.failed});
   else if (line.kind === "event") run.events = [...run.events, line].slice(-500);
@@ -188,7 +189,8 @@ function gathered() {
   const more = names.length - CHARTS_MAX;
   const charts = names.slice(0, CHARTS_MAX).map((name) => ({
     name, target: target?.[0] === name ? target[1] : null, small: names.length > 3,
-    caption: `${name}, from evaluate() or from what workers logged.`,
+    caption: shown.some(([, run]) => run.logged.includes(name)) ? `${name} as the workers logged it: the mean over all workers' last steps.`
+      : `${name}, from evaluate().`,
     lines: shown.flatMap(([, {values}], k) => values[name]?.y.some((y) => y != null)
       ? [{strategy: k, ...values[name], end: format(values[name].y.at(-1)), dot: null}] : []),
   })).filter(({lines}) => lines.length);

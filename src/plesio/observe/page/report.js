@@ -9,6 +9,7 @@ const CLASSES = {c: "compute", w: "wait", e: "exchange", " ": "none"};
 const COLUMNS = 900; // of a lane
 const EDGE = 1e30; // values beyond are drawn here
 const BINS = 64;
+const LOWER = /^(?!neg_).*(loss|error|mse|mae|perplexity|nll)/i; // as in observe/summary.py: these fall by orders of magnitude
 
 const view = {axis: "time", zoom: null, hidden: new Set(), log: Object.create(null), middle: false}; // what the reader chose
 let page = null; // the data, the scale of x, and the charts that are shown
@@ -222,7 +223,7 @@ function figure(one) {
   if (!one.lines.length) return h("p", {class: "empty"}, one.caption);
   const ys = one.lines.flatMap((line) => line.y).filter((y) => y != null);
   const [low, high] = [ys.reduce((a, b) => Math.min(a, b)), ys.reduce((a, b) => Math.max(a, b))];
-  const log = view.log[one.name] ?? (one.name.includes("loss") && low > 0 && Math.log10(high / low) > 1.5);
+  const log = view.log[one.name] ?? (LOWER.test(one.name) && low > 0 && Math.log10(high / low) > 1.5);
   const [names, show] = legend(one.lines);
   const plot = h("div", {class: "plot", tabindex: 0, role: "img", "aria-label": `${one.name} over ${page.x.name}`});
   const axis = {stroke: () => css("--soft"), font: "12px system-ui, sans-serif", ticks: {show: false},
