@@ -38,7 +38,7 @@ STRATEGIES: dict[str, Callable[[], ps.Strategy]] = {
     "bounded_staleness(3)": partial(ps.bounded_staleness, 3),
     "buffered(2)": partial(ps.buffered, 2),
     "local_sgd(4), int8": partial(ps.local_sgd, every=4, codec="int8"),
-    "diloco(4), top-k": partial(ps.diloco, h=4, codec=TopK(0.1)),
+    "diloco(4), top-k": partial(ps.diloco, every=4, codec=TopK(0.1)),
     "elastic_averaging(4)": partial(ps.elastic_averaging, every=4),
     "async_local_sgd(4)": partial(ps.async_local_sgd, 4),
 }

@@ -1,7 +1,7 @@
 """A character model of the source text of Python's standard library, for strategies that talk seldom.
 
     plesio run examples/charlm.py --strategy local_sgd --set every=20 --workers 4
-    plesio run examples/charlm.py --strategy diloco --set h=20 --workers 4 -- --steps 9600
+    plesio run examples/charlm.py --strategy diloco --set every=20 --workers 4 -- --steps 9600
     plesio run examples/charlm.py --strategy sync_sgd --workers 4 -- --warm runs/.../weights.safetensors --lr 0.001
 
 An MLP of 110,000 parameters looks at 12 characters and tells the next. `evaluate` gives the loss on files that were held out, in

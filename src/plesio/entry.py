@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from types import TracebackType
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from plesio.errors import PlesioError, RunInterrupted, is_engine, unknown_name
@@ -14,9 +15,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def entry(what: str, kind: type[PlesioError], more: Iterable[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def entry(
+    what: str, kind: type[PlesioError], more: Iterable[str] = (), once: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a public function: an unknown keyword is an error of that `kind`, and plesio's errors leave its call
-    without plesio's own frames. `what` its keywords are called; `more` are those that `**options` takes."""
+    without plesio's own frames. `what` its keywords are called; `more` are those that `**options` takes;
+    `once` gives the present name of one that was called otherwise, and is told."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters.values()
@@ -24,6 +28,11 @@ def entry(what: str, kind: type[PlesioError], more: Iterable[str] = ()) -> Calla
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old in once.keys() & kwargs:
+                warnings.warn(f"{what} {old!r} is now {once[old]!r}: write {once[old]}={kwargs[old]}", FutureWarning, 2)
+                if once[old] in kwargs:
+                    raise kind(f"{what} {once[old]!r} is given twice, once by its old name {old!r}")
+                kwargs[once[old]] = kwargs.pop(old)
             for name in kwargs:
                 if name not in known:
                     raise kind(unknown_name(what, name, known))

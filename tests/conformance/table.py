@@ -83,7 +83,6 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "lr_scale": ["full"],
     "correct": ["plain", "gap_aware", GapAware(0.5), DelayCompensated(1.0), DelayCompensated(3.0)],
     "weigh": ["inverse", "hinge", Hinge(a=2.0), Hinge(b=1), Polynomial(0.25), BySamples()],
-    "h": [8],
     "lr": [0.5],
     "momentum": [0.3],
     "alpha": [0.5],
@@ -595,10 +594,10 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "diloco": Row(
-        settings={"h": 3},
+        settings={"every": 3},
         also=({"codec": "int8"},),
         answers=("every 50 steps", "delta", "round of all", "after the fold", "server"),
-        reduces_to={"local_sgd": {"h": 3, "lr": 1.0, "momentum": 0.0}},
+        reduces_to={"local_sgd": {"every": 3, "lr": 1.0, "momentum": 0.0}},
         golden=(
             (
                 {},
@@ -625,9 +624,9 @@ ROWS: dict[str, Row] = {
     ),
     "slowmo": Row(
         like="diloco",
-        settings={"h": 3},
+        settings={"every": 3},
         answers=("every 16 steps", "delta", "round of all", "after the fold", "server"),
-        reduces_to={"local_sgd": {"h": 3, "beta": 0.0}},
+        reduces_to={"local_sgd": {"every": 3, "beta": 0.0}},
         golden=(
             (
                 {},
@@ -653,7 +652,7 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "async_local_sgd": Row(
-        settings={"h": 3},
+        settings={"every": 3},
         also=({"codec": TopK(0.1)},),
         simulated=({"correct": "delayed_nesterov"}, {"adaptive": True}),
         answers=("every 50 steps", "delta", "each", "freely", "server"),

@@ -145,6 +145,26 @@ def test_a_lost_agent_of_one_group_leaves_the_run_to_the_others(how: str, tmp_pa
     assert sorted(incarnation for _, incarnation in joined(done_in(tmp_path))) == ([1, 1, 2] if ended else [1, 1])
 
 
+def test_a_script_joins_as_a_worker_by_one_command(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "def train(worker):\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "    for _ in range(int(sys.argv[1])):\n"
+        "        model(torch.ones(2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+    )
+    with remote.head(far=False) as door:
+        for _ in range(2):
+            door.fork_command(str(script), "--", "3")
+        run = door.run("sync_sgd", 2)
+        assert door.end() == [0, 0], door.warnings()
+    assert run.version == 3
+
+
 @contextmanager
 def agent() -> Iterator[tuple[int, int]]:
     """A process that keeps a store, as torchrun's does: its number, and the store's port."""

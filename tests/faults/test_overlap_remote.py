@@ -25,7 +25,7 @@ from support.proxy import Proxy
 from support.row_each import row_each
 
 WORKERS, SAMPLES, BATCH, WIDTH = 2, 240, 4, 250
-GOING_ON = ps.async_local_sgd(h=3, overlap=True)
+GOING_ON = ps.async_local_sgd(every=3, overlap=True)
 
 
 def visiting(
@@ -64,7 +64,7 @@ def taken_late(done: ps.Run) -> int:
     ("strategy", "exact"),
     [
         (GOING_ON, True),
-        (ps.async_local_sgd(h=3), True),
+        (ps.async_local_sgd(every=3), True),
         (ps.local_sgd(3, codec="int4", overlap=True), False),
         (ps.async_sgd("plain", ahead=1), True),
     ],

@@ -33,12 +33,12 @@ STRATEGIES: dict[str, Strategy] = {
     "sync": ps.sync_sgd(),
     "first": ps.first_of(2),
     "local": ps.local_sgd(every=3),
-    "diloco": ps.diloco(h=3),
+    "diloco": ps.diloco(every=3),
     "bounded": ps.bounded_staleness(3),
     "buffered": ps.buffered(2),
     "elastic": ps.elastic_averaging(every=3),
     "int8": ps.local_sgd(every=3, codec="int8"),
-    "top-k": ps.diloco(h=3, codec=TopK(0.2)),
+    "top-k": ps.diloco(every=3, codec=TopK(0.2)),
     "allreduce": ps.allreduce(),
 }
 

@@ -50,7 +50,7 @@ def waiting(strategy: Strategy) -> Strategy:
 AT_SERVER = map(waiting, strategies(at_server=True, real=True))
 ALL = [one for one in AT_SERVER if not one.gather.in_rounds or one.gather == Round()]
 ALONE = [*ALL, ps.first_of(1), ps.quorum(1)]
-EACH_WAY = {"async_sgd", "first_of(1)", "elastic_averaging(every=3)", "async_local_sgd(h=3, codec=top 10%)"}
+EACH_WAY = {"async_sgd", "first_of(1)", "elastic_averaging(every=3)", "async_local_sgd(every=3, codec=top 10%)"}
 """Each way of adopting a version; those in lock step have a test of their own."""
 IN_LOCK_STEP = [one for one in ALONE if one.in_lock_step]
 

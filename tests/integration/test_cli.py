@@ -591,6 +591,11 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("run", "Missing argument 'SCRIPT'"),
         ("train script.py", "No such command 'train'; see plesio --help"),
         ("compare script.py --strategies=", "no strategy is named; known: "),
+        ("join", "plesio join HOST:PORT SCRIPT, or --server"),
+        ("join 127.0.0.1:7070", "plesio join HOST:PORT SCRIPT, or --server"),
+        ("join 127.0.0.1:7070 script.py --server", "takes no script, and there is script.py"),
+        ("join 127.0.0.1:7070 nowhere.py", "there is no file nowhere.py"),
+        ("join nowhere.py", "there is no file nowhere.py"),
         ("run .", ". is a folder; give a Python script that defines train(worker)"),
         (
             "run script.py --workers 1 --resume nosuch",

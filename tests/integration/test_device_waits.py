@@ -46,7 +46,7 @@ def counting(worker: ps.Worker) -> list[dict[str, int]]:
     return waited
 
 
-@pytest.mark.parametrize("strategy", [ps.local_sgd(every=EVERY), ps.diloco(h=EVERY)], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.local_sgd(every=EVERY), ps.diloco(every=EVERY)], ids=lambda one: one.name)
 def test_a_local_step_waits_for_nothing(strategy: ps.Strategy) -> None:
     (waited,) = ps.run(counting, strategy, workers=1, timeout_s=60.0).returned
     for step, waits in enumerate(waited, start=1):

@@ -237,7 +237,7 @@ def counting(worker: ps.Worker) -> None:
 def test_the_host_waits_for_a_device_once_an_exchange_and_in_no_local_step() -> None:
     program = (
         "import json, plesio as ps; from integration.test_devices import counting, WAITS\n"
-        "for strategy in (ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(h=3)):\n"
+        "for strategy in (ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(every=3)):\n"
         "    ps.run(counting, strategy, workers=1, engine=ps.Simulated('uniform'))\n"
         "print(json.dumps(WAITS))"
     )
@@ -270,7 +270,7 @@ def test_all_copies_are_over_when_a_worker_tells_the_server() -> None:
     """From then on the slot is read, and the version may be overwritten."""
     program = (
         "import json, plesio as ps; from integration.test_devices import telling, TOLD\n"
-        "ps.run(telling, ps.async_local_sgd(h=2), workers=1, engine=ps.Simulated('uniform'))\n"
+        "ps.run(telling, ps.async_local_sgd(every=2), workers=1, engine=ps.Simulated('uniform'))\n"
         "print(json.dumps(TOLD))"
     )
     assert in_a_new_process(program) == ["Contribution"] * 3 + ["Farewell"]

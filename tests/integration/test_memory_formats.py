@@ -98,7 +98,7 @@ def test_an_optimizer_that_steps_tensor_by_tensor_is_the_plain_loop(strategy: st
 @pytest.mark.parametrize("settings", [{"codec": "int8"}, {"fragments": 2}], ids=str)
 def test_packing_and_parts_heed_no_order(settings: dict[str, Any]) -> None:
     """Neither is exact: blocks of numbers have other neighbours."""
-    last, written = (of_one(ps.diloco(h=2, **settings), form=form) for form in (LAST, AS_WRITTEN))
+    last, written = (of_one(ps.diloco(every=2, **settings), form=form) for form in (LAST, AS_WRITTEN))
     for name, one in written.items():
         assert torch.allclose(last[name], one, atol=2e-2 if "codec" in settings else 1e-5), name
 

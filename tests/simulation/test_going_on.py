@@ -42,7 +42,7 @@ EACH = [ps.async_local_sgd(3, overlap=True), ps.async_sgd("plain", ahead=1)]
 
 def late(name: str) -> Strategy:
     known = SETTINGS[name]
-    short = {"every": 3, "h": 3} if name != "post_local_sgd" else {"every": 3, "after": 4}
+    short = {"every": 3} if name != "post_local_sgd" else {"every": 3, "after": 4}
     settings = {key: value for key, value in short.items() if key in known}
     return recipes.recipe(name, **settings, **({"overlap": True} if "overlap" in known else {"ahead": 1}))
 

@@ -43,7 +43,7 @@ EACH_WAY = {
     "buffered(k=2)",
     "quorum(2)",
     "elastic_averaging(every=3)",
-    "diloco(h=3, codec=int8)",
+    "diloco(every=3, codec=int8)",
 }
 """Each way of gathering, correcting and adopting."""
 

@@ -265,8 +265,8 @@ ONE_FOR_ALL = "the state of the optimizer of worker 1, 2, 3 is dropped, for that
             ps.diloco(2),
             ps.local_sgd(2),
             4,
-            "under local_sgd(every 2 steps), was under diloco(h=2); the state of the outer SGD (momentum_buffer) is dropped, for "
-            "local_sgd(every 2 steps) has none",
+            "under local_sgd(every 2 steps), was under diloco(every=2); the state of the outer SGD (momentum_buffer) is dropped, "
+            "for local_sgd(every 2 steps) has none",
         ),
         (
             ps.local_sgd(2, codec="int8"),

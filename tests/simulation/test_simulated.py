@@ -83,8 +83,8 @@ EACH_WAY = {
     "bounded_staleness(2)",
     "buffered(k=2)",
     "elastic_averaging(every=3)",
-    "diloco(h=3, codec=int8)",
-    "async_local_sgd(h=3)",
+    "diloco(every=3, codec=int8)",
+    "async_local_sgd(every=3)",
 }
 """Each way of gathering, releasing and adopting; every recipe's timed workers are in test_virtual.py."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import plesio as ps
+from plesio.cli.main import main
 from plesio.config import RunConfig
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import ForkServer
@@ -63,6 +64,15 @@ class Head:
     def fork_server(self, enter: Callable[[], None] = lambda: None, **options: Any) -> int:
         """A process that becomes a table server; `enter` is done first."""
         return self._fork(lambda: ps.join_server(**{"address": self.address, "token": TOKEN, **options}), 0.0, enter)
+
+    def fork_command(self, *arguments: str) -> int:
+        """A process that is `plesio join` for this head, with `arguments`."""
+
+        def work() -> None:
+            os.environ["PLESIO_TOKEN"] = TOKEN
+            assert main(["join", self.address, *arguments]) == 0
+
+        return self._fork(work)
 
     def _fork(self, body: Callable[[], None], after_s: float = 0.0, enter: Callable[[], None] = lambda: None) -> int:
         pid = os.fork()

@@ -563,3 +563,32 @@ def test_overlap_is_true_false_or_none(name: str, value: object) -> None:
         f"overlap={value!r}: overlap must be True, False"
     )
     assert not recipes.recipe("fedavg", overlap=None).adopt.late
+
+
+# `every` was once called `h` in some recipes
+
+
+@pytest.mark.parametrize("name", ["diloco", "slowmo", "async_local_sgd"])
+def test_a_setting_is_taken_by_its_former_name_and_told(name: str) -> None:
+    said = f"setting of {name} 'h' is now 'every': write every=8"
+    with pytest.warns(FutureWarning, match=said):
+        assert getattr(plesio, name)(h=8) == getattr(plesio, name)(every=8)
+    with pytest.warns(FutureWarning, match=said):
+        assert strategy_of(f"{name}(h=8)", 4) == recipes.recipe(name, every=8)
+    with pytest.warns(FutureWarning, match=said):
+        assert "'every' is given twice" in refusal(lambda: recipes.recipe(name, h=8, every=9))
+
+
+def test_a_stored_strategy_has_the_name_of_today() -> None:
+    now = plesio.phases(recipes.recipe("sync_sgd"), (9, recipes.recipe("diloco", every=8)))
+    data = msgspec.json.encode(now.as_data()).replace(b"(every=", b"(h=")
+    assert b"diloco(h=8)" in data
+    assert Strategy.from_data(now.name.replace("(every=", "(h="), msgspec.json.decode(data)) == now
+    assert Strategy.from_data("own(h=8)", {}).name == "own(h=8)"
+
+
+@pytest.mark.parametrize(
+    "text", ["diloco(every=3)", "slowmo(every=0.3s)", "elastic_averaging(every=3)", "post_local_sgd(every=3)"]
+)
+def test_every_is_read_as_it_is_shown(text: str) -> None:
+    assert strategy_of(text, 4).name == text

@@ -91,7 +91,7 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
     serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",
-    join: "10.0.0.1:7070 --server --certs certs",
+    join: "10.0.0.1:7070 train.py --certs certs",
     template: "slurm > train.sh",
     strategies: "--json",
     replay: "runs/20261121-101530-async_sgd",

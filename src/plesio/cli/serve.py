@@ -57,7 +57,8 @@ def serve(
 ) -> int:
     """Be the head of a run: its workers are processes that call ps.join, on this host or others.
 
-    Table servers of other hosts join by `plesio join HOST:PORT --server`.
+    Workers join by `plesio join HOST:PORT SCRIPT`, or by ps.join in a script of their own; table servers of other hosts by
+    `plesio join HOST:PORT --server`.
 
     What they prove is a token: PLESIO_TOKEN, else what is in ~/.plesio/token, which this makes.
     """

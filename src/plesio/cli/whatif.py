@@ -19,6 +19,7 @@ from plesio.observe.amounts import duration, number, percent
 from plesio.observe.history import read_summary
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
+from plesio.strategy.answers.work import name_today
 
 if TYPE_CHECKING:
     from plesio.launch.simulated.whatif import Prediction
@@ -98,7 +99,7 @@ def _same(summary: Summary, workers: int) -> Strategy | None:
         strategy.check_workers(workers)
     except StrategyError:
         return None
-    return strategy if strategy.name == summary.strategy else None
+    return strategy if strategy.name == name_today(summary.strategy) else None
 
 
 def _notes(was: Prediction, found: Sequence[Prediction], replayed: bool, workers: int, there: int) -> list[str]:

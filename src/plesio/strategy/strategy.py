@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
 from plesio.strategy.answers.answer import COUNT
+from plesio.strategy.answers.work import name_today
 from plesio.strategy.choosing import Choosing
 
 
@@ -369,7 +370,7 @@ class Strategy:
         plan = tuple([(one.get("begins"), cls.from_data(one["name"], one)) for one in data.get("plan", ())])
         chooses = Choosing(**data["chooses"]) if "chooses" in data else None
         told = {field: _answer(field, data[field]) for field in ANSWERS if field in data}
-        return cls(name=name, plan=plan, chooses=chooses, **told)
+        return cls(name=name_today(name), plan=plan, chooses=chooses, **told)
 
     def answers(self) -> dict[str, str]:
         """Each question with this strategy's answer in words."""

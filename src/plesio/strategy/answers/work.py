@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -189,6 +190,31 @@ def span(text: str) -> Every:
         raise StrategyError(
             f"every={text}: write whole steps, such as every=16, or seconds, such as every=0.3s"
         ) from None
+
+
+def every_of(recipe: str, given: int | str | Every) -> Every:
+    """What `every` means in a call of that recipe: whole steps, text such as "0.3s", or the answer itself."""
+    if isinstance(given, str):
+        return span(given)
+    if isinstance(given, float):
+        raise StrategyError(f"{recipe}(every={given!r}): whole steps, such as every=16, or every=ps.Seconds({given!r})")
+    return Steps(given) if isinstance(given, int) else given
+
+
+def steps_of(recipe: str, given: int | str | Every) -> int:
+    """The same, where it is whole steps that the recipe takes."""
+    if isinstance(every := every_of(recipe, given), Steps):
+        return every.steps
+    raise StrategyError(f"{recipe}(every={given}): whole steps, such as every=16")
+
+
+def name_today(stored: str) -> str:
+    """The name of a strategy whose run is of before `every` was called so in all recipes.
+
+    >>> name_today("diloco(h=8)")
+    'diloco(every=8)'
+    """
+    return re.sub(r"\b(diloco|slowmo|async_local_sgd)\(h=", r"\1(every=", stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from plesio.strategy.recipes.phases import *
 from plesio.strategy.recipes.synchronous import *
 
 DEFAULT = "async_sgd"  # of a run that names no strategy
+ONCE = {"h": "every"}  # what settings of recipes were called
 RECIPES: dict[str, Callable[..., Strategy]] = {}
 for _family in (synchronous, asynchronous, local, deltas, federated):
     for _name in _family.__all__:
-        RECIPES[_name] = entry(f"setting of {_name}", StrategyError)(getattr(_family, _name))
+        _once = ONCE if _family is deltas else {}
+        RECIPES[_name] = entry(f"setting of {_name}", StrategyError, once=_once)(getattr(_family, _name))
         globals()[_name] = vars(_family)[_name] = RECIPES[_name]
 
 

@@ -12,6 +12,7 @@ from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Adaptive, Adopt, Codec, Every, Outer, PostLocal, Seconds, Steps, codec_of
 from plesio.strategy.answers.answer import COUNT, DECAY, NUMBER
+from plesio.strategy.answers.work import every_of, steps_of
 from plesio.strategy.recipes.naming import call, known_as
 from plesio.strategy.recipes.synchronous import rounds
 
@@ -21,7 +22,7 @@ BY_SAMPLES = answers.BySamples()
 
 
 def diloco(
-    h: int = 50,
+    every: int | str | Every = 50,
     *,
     lr: float = 0.7,
     momentum: float = 0.6,
@@ -35,7 +36,7 @@ def diloco(
     .6 is better in fewer (docs/local-steps.md). For a few dozen rounds take `local_sgd`.
 
     Args:
-        h: local steps between two exchanges.
+        every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         lr, momentum: the outer optimizer's.
         codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
         overlap: whether workers train on while their answers travel (docs/local-steps.md); None: those on other hosts than the
@@ -45,21 +46,27 @@ def diloco(
     Source: Douillard et al. 2023, arXiv 2311.08105; fragments: Douillard et al. 2025, arXiv 2501.18512.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1, `lr` no number of at least 0, `momentum` none below 1, an unknown
-            codec, or `h` no multiple of `fragments`.
+        StrategyError: `every` is no whole number of at least 1, nor steps or seconds, or no multiple of `fragments`; `lr` no
+            number of at least 0, `momentum` none below 1, an unknown codec.
 
-    >>> diloco(h=20).name, str(diloco().outer)
-    ('diloco(h=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
+    >>> diloco(every=20).name, str(diloco().outer)
+    ('diloco(every=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
     """
     NUMBER.check("diloco", "lr", lr)
     DECAY.check("diloco", "momentum", momentum)
     outer = Outer("SGD", lr=lr, momentum=momentum, nesterov=momentum > 0)
-    name = call(diloco, h=h, lr=lr, momentum=momentum, codec=codec, overlap=overlap, fragments=fragments)
-    return rounds(name, **in_parts(name, Steps(h), codec, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
+    every = every_of("diloco", every)
+    name = call(diloco, every=shown(every), lr=lr, momentum=momentum, codec=codec, overlap=overlap, fragments=fragments)
+    return rounds(name, **in_parts(name, every, codec, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
 
 
 def slowmo(
-    h: int = 16, *, alpha: float = 1.0, beta: float = 0.5, overlap: bool | None = None, fragments: int = 1
+    every: int | str | Every = 16,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.5,
+    overlap: bool | None = None,
+    fragments: int = 1,
 ) -> Strategy:
     """SlowMo: local SGD whose averages are given a slow momentum.
 
@@ -67,26 +74,26 @@ def slowmo(
     rate, as long as that rate is constant.
 
     Args:
-        h: local steps between two exchanges.
+        every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         alpha, beta: the outer learning rate and momentum.
         overlap, fragments: as in `diloco`.
 
     Source: Wang et al. 2020, arXiv 1910.00643.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1, or no multiple of `fragments`; when the run begins: an outer setting
-            that cannot be.
+        StrategyError: `every` or `fragments` as in `diloco`; when the run begins: an outer setting that cannot be.
 
-    >>> slowmo(h=8).name, str(slowmo().outer)
-    ('slowmo(h=8)', 'SGD(lr=1.0, momentum=0.5)')
+    >>> slowmo(every=8).name, str(slowmo().outer)
+    ('slowmo(every=8)', 'SGD(lr=1.0, momentum=0.5)')
     """
-    name = call(slowmo, h=h, alpha=alpha, beta=beta, overlap=overlap, fragments=fragments)
+    every = every_of("slowmo", every)
+    name = call(slowmo, every=shown(every), alpha=alpha, beta=beta, overlap=overlap, fragments=fragments)
     outer = Outer("SGD", lr=alpha, momentum=beta)
-    return rounds(name, **in_parts(name, Steps(h), None, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
+    return rounds(name, **in_parts(name, every, None, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
 
 
 def async_local_sgd(
-    h: int = 50,
+    every: int | str | Every = 50,
     correct: str = "plain",
     *,
     adaptive: bool = False,
@@ -100,7 +107,7 @@ def async_local_sgd(
     folds the mean of the last N into a momentum, m = mu m + mean d, and w -= eta mu m, with eta .7 and mu .9.
 
     Args:
-        h: local steps between two exchanges.
+        every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         correct: "plain", or "delayed_nesterov" for an outer momentum that does not act N times too often.
         codec: as in `diloco`.
         adaptive: slower workers take fewer steps, in proportion to the speed that the server measured.
@@ -109,16 +116,21 @@ def async_local_sgd(
     Source: Liu et al. 2024, arXiv 2401.09135.
 
     Raises:
-        StrategyError: `h` is no whole number of at least 1, or no multiple of `fragments`; an unknown correction or codec.
+        StrategyError: `every` or `fragments` as in `diloco`, `adaptive` with seconds; an unknown correction or codec.
 
-    >>> async_local_sgd(h=20).name, async_local_sgd(adaptive=True).answers()["every"]
-    ('async_local_sgd(h=20)', 'every 50 steps, the slow sooner')
+    >>> async_local_sgd(every=20).name, async_local_sgd(adaptive=True).answers()["every"]
+    ('async_local_sgd(every=20)', 'every 50 steps, the slow sooner')
     """
     outer = known_as("correction", str(correct), CORRECTIONS)
-    every: Every = Adaptive(h) if adaptive else Steps(h)
+    every = Adaptive(steps_of("async_local_sgd", every)) if adaptive else every_of("async_local_sgd", every)
     settings = {"codec": codec, "overlap": overlap, "fragments": fragments}
-    name = call(async_local_sgd, h=h, correct=correct, adaptive=adaptive, **settings)
+    name = call(async_local_sgd, every=shown(every), correct=correct, adaptive=adaptive, **settings)
     return Strategy(name=name, outer=outer, **in_parts(name, every, codec, overlap, fragments))
+
+
+def shown(every: Every) -> int | str:
+    """`every` as people write it in a call: 20, or 0.3s."""
+    return f"{every.seconds:g}s" if isinstance(every, Seconds) else getattr(every, "steps", str(every))
 
 
 CORRECTIONS = {

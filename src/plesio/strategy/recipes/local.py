@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
 from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
-from plesio.strategy.answers.work import span
+from plesio.strategy.answers.work import every_of, steps_of
 from plesio.strategy.recipes.deltas import in_parts, taken
 from plesio.strategy.recipes.naming import call, known_as
 from plesio.strategy.recipes.synchronous import rounds
@@ -42,13 +41,7 @@ def local_sgd(
     >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """
-    if isinstance(every, str):
-        every = span(every)
-    if isinstance(every, float):
-        raise StrategyError(
-            f"local_sgd(every={every!r}): whole steps, such as every=16, or every=ps.Seconds({every!r})"
-        )
-    every = Steps(every) if isinstance(every, int) else every
+    every = every_of("local_sgd", every)
     weight = known_as("weight", str(weigh), WEIGHTS)
     name = call(local_sgd, str(every), weigh=weigh, codec=codec, overlap=overlap, fragments=fragments)
     if codec is not None or fragments != 1:
@@ -57,7 +50,7 @@ def local_sgd(
     return _averaged(name, every, weight, overlap)
 
 
-def post_local_sgd(every: int = 16, after: int = 1000, overlap: bool | None = None) -> Strategy:
+def post_local_sgd(every: int | Steps = 16, after: int = 1000, overlap: bool | None = None) -> Strategy:
     """Post-local SGD: in lock step at first, with local steps from version `after` on.
 
     Rule: w = mean_i w_i after every step, then after every H. The paper switches where the learning rate first decays.
@@ -75,6 +68,7 @@ def post_local_sgd(every: int = 16, after: int = 1000, overlap: bool | None = No
     >>> post_local_sgd(8, after=200).answers()["every"]
     'every step, later 8'
     """
+    every = steps_of("post_local_sgd", every)
     name = call(post_local_sgd, every=every, after=after, overlap=overlap)
     return _averaged(name, PostLocal(every, after), answers.BySamples(), overlap)
 
@@ -85,7 +79,7 @@ def _averaged(name: str, every: Every, weigh: Weigh, overlap: bool | None) -> St
     return rounds(name, every=every, send=send, weigh=weigh, outer=answers.Average(), adopt=adopt)
 
 
-def elastic_averaging(every: int = 16, *, alpha: float = 0.225, overlap: bool = False) -> Strategy:
+def elastic_averaging(every: int | Steps = 16, *, alpha: float = 0.225, overlap: bool = False) -> Strategy:
     """Elastic averaging: each worker keeps parameters of its own, tied to a common centre by a spring.
 
     Rule: every H steps, nobody waiting, the centre moves, w += alpha (w_i - w), and then the worker, w_i += alpha (w - w_i).
@@ -103,6 +97,7 @@ def elastic_averaging(every: int = 16, *, alpha: float = 0.225, overlap: bool = 
     >>> elastic_averaging(alpha=0.1).answers()["adopt"]
     '0.1 of the way'
     """
+    every = steps_of("elastic_averaging", every)
     return Strategy(
         name=call(elastic_averaging, every=every, alpha=alpha, overlap=overlap),
         every=Steps(every),
