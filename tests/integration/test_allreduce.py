@@ -54,6 +54,14 @@ def test_it_matches_sync_sgd_on_shards(tmp_path: Path) -> None:
         torch.testing.assert_close(run.state_dict[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_running_statistics_are_those_of_ddp_whoever_reduces() -> None:
+    train = partial(loops.follow, build=loops.batch_norm, optimizers=loops.momentum, steps=6)
+    torchs = ps.run(train, TORCHS, workers=2).state_dict
+    for strategy in (TORCHS, ps.allreduce().in_memory):
+        ours = ps.run(train, strategy, workers=2, engine=ps.Simulated("uniform")).state_dict
+        torch.testing.assert_close(ours, torchs, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     "build", [loops.batch_norm, *(pytest.param(one, marks=pytest.mark.slow) for one in (loops.Tied, loops.Mixed))]
 )

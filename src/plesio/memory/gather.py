@@ -170,10 +170,18 @@ class AllAtOnce(Gather):
         self._held_absent = ALL if fold.held else self._held_absent
         if len(fold.members) > 1 and self._absent and self._leaves_out and not fold.held:
             self._fill_up(fold, absent)
+        if self._strategy.outer.in_worker:
+            self._take_first_buffers(fold)
         slots, shares = self._parts(fold, absent)
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
         then = self._versions.of(worker) if self._looks_back else None
         return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then, self.scratch),)
+
+    def _take_first_buffers(self, fold: Fold) -> None:
+        """The model's buffers are those of the lowest worker, as under DDP, whoever reduces: the mean of copies is the copy."""
+        first, *others = (self._slots[member.worker] for member in fold.members)
+        for slot in others if first.layout.buffer_segments else ():
+            slot.copy_from(first, Kind.BUFFER)
 
     def _fill_up(self, fold: Fold, absent: int) -> None:
         """Segments that a worker left out, and not all did, are zeros: the slot holds there what was before."""
