@@ -132,10 +132,6 @@ class Twin:
 
     def step(self, gradients: Gradients) -> None:
         self.clock += 1
-        for key in [key for key, last in self.stepped.items() if self.clock - last > self.life]:
-            del self.values[key], self.stepped[key]
-            self.sums.pop(key, None)
-            self.died += 1
         for key, gradient in gradients.items():
             if key not in self.values and not self._admits(key):
                 continue
@@ -145,10 +141,14 @@ class Twin:
                 self.sums[key] += float(np.mean(gradient**2))
                 gradient = gradient / (np.sqrt(self.sums[key]) + self.optimizer.eps)
             self.values[key] = value - self.optimizer.lr * gradient
+        for key in [key for key, last in self.stepped.items() if self.clock - last > self.life]:
+            del self.values[key], self.stepped[key]
+            self.sums.pop(key, None)
+            self.died += 1
 
     def _admits(self, key: int) -> bool:
         came, last = self.counts.pop(key, (0, self.clock))
-        came = 1 if self.clock - last > self.life else came + 1
+        came = 1 if self.clock - 1 - last > self.life else came + 1
         if self.admit is None or came >= self.admit.times:
             return True
         self.counts[key] = came, self.clock

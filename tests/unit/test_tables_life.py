@@ -127,11 +127,12 @@ def test_a_store_is_a_dict_of_what_lives(acts: list[Any], admit: int | None, exp
     places: list[dict[int, int]] = [{}]
     for number, (act, keys, how) in enumerate(acts):
         if act == "fold":
-            plain.tick(plain.clock + 1)
+            plain.clock += 1  # the dead are those of before
             old = places[-min(how + 1, len(places))]
             hints, seen = np.array([old.get(key, -1) for key in keys], np.int64), max(plain.clock - 2, 0)
             folded = fold(store, keys, plain.clock, hints, number + 1, seen)
             assert folded[:5] == plain.fold(keys, number + 1, seen)
+            plain.tick(plain.clock)
             evicted += folded.evicted
         elif act == "pull":
             found, values = pulled(store, keys)
@@ -174,7 +175,7 @@ def test_a_place_that_is_anothers_by_now_is_looked_up_again() -> None:
     assert store.sweep(4) == 2
     assert fold(store, [9], 4).born == 1
     assert pulled(store, [9])[0] == places[2]
-    assert fold(store, [6, 8, 7], 5, places, gradient=2.0).born == 3  # 6 is free, 7 is 9's, 8 is dead and not swept yet
+    assert fold(store, [6, 8, 7], 6, places, gradient=2.0).born == 3  # 6 is free, 7 is 9's, 8 is dead and not swept yet
     assert sorted(pulled(store, [6, 7, 8, 9])[0].tolist()) == [0, 1, 2, 3]
     np.testing.assert_array_equal(pulled(store, [6, 8, 7])[1], first + 1 - 2)
     np.testing.assert_array_equal(pulled(store, [9])[1], pulled(Store(TableSpec("new", 2)), [9])[1] - 1)
@@ -221,6 +222,42 @@ def test_memory_stays_bounded_where_ids_die(batch: int) -> None:
         most = max(most, store.rows)
         assert store.held <= store._at.numbers[2] <= 4 / 3 * most + 2 * batch
     assert max(largest) < 1.6 * max(largest[: len(largest) // 3])
+
+
+@pytest.mark.parametrize("others", [2, 3, 4])
+@pytest.mark.parametrize("admit", [None, ps.Seen(1)])
+def test_a_row_that_is_served_alive_is_the_one_that_steps(others: int, admit: ps.Seen | None) -> None:
+    table = ps.Table(2, ps.RowSGD(1.0), seed=3, admit=admit, expire=ps.Unused(versions=3))
+
+    def look() -> Any:
+        with torch.no_grad():
+            return table(torch.tensor([1]))[0].clone()
+
+    first = ps.Table(2, seed=3)(torch.tensor([1]))[0]
+    (10 * table(torch.tensor([1])).sum()).backward()
+    for other in range(others):
+        table(torch.tensor([100 + other])).sum().backward()
+    served = look()
+    lives = bool((served - first).abs().max() > 5)
+    table(torch.tensor([1])).sum().backward()
+    assert lives == (others <= 3)
+    torch.testing.assert_close(look(), (served if lives else first) - 1)
+
+
+def test_a_contribution_that_came_for_rows_twice_finds_both_alive() -> None:
+    """The first rows' sweep leaves those alone that step at the same step."""
+    slots = RowSlots.create([TableSpec("ids", 2, ps.RowSGD(1.0), expire=ps.Unused(1))], readers=1)
+    tables = RowTables(slots, at_once=True)
+    for number, looked_up in enumerate([[[1]], [[2]], [[3], [1]]], 1):
+        for at, keys in enumerate(looked_up):
+            laid = slots.of(0, number, 0).rows(at, at + 1)
+            laid.keys[:], laid.gradients[:], laid.touched[:] = keys, 1.0, 1
+            tables.asked(0, RowsRequest(number, ((at, 1),)))
+            tables.do(Serve(0, number))
+        tables.do(FoldRows(0, number))
+    one = tables.summaries(exact=True)["ids"]
+    assert (one.born, one.evicted, one.rows) == (3, 0, 3)
+    slots.close()
 
 
 def test_figures_of_rows(tmp_path: Path) -> None:

@@ -148,8 +148,11 @@ class RowTables:
 
     def _step(self, worker: int, number: int) -> None:
         self.clock += 1
-        for table, laid, places, seen in self._taken(worker, number):
-            folded = self.stores[table].fold(laid.keys, places, laid.gradients, laid.touched, self.clock, seen)
+        stepped = [
+            (table, self.stores[table].fold(laid.keys, places, laid.gradients, laid.touched, self.clock, seen))
+            for table, laid, places, seen in self._taken(worker, number)
+        ]
+        for table, folded in stepped:  # a table may be there twice: none of these rows is swept before it steps
             self._sweep(table, folded)
 
     def _add(self, worker: int, number: int, weight: float) -> None:

@@ -113,7 +113,8 @@ def living(at, clock, life):
 
 @compiled
 def count(at, keys, which, clock, life, times, admitted):
-    """Count each key at `which` once more, and write into `admitted` whether it came so many times; it is no candidate then.
+    """Count each key at `which` once more, at `clock`, and write into `admitted` whether it came so many times; it is no
+    candidate then.
 
     How many of them there was room for.
     """
@@ -124,7 +125,7 @@ def count(at, keys, which, clock, life, times, admitted):
             fetch_slot(at, keys[which[i + _AHEAD]])
         key = keys[which[i]]
         row, came = find(at, key), np.int64(1)
-        if row >= 0 and not is_dead(at, row, clock, life):
+        if row >= 0 and not is_dead(at, row, clock - 1, life):  # as a row at its own step
             came += np.int64(at.words[row * width])
         admitted[i] = came >= times
         if admitted[i]:

@@ -160,7 +160,10 @@ class Store:
 
     def _locate(self, keys: Any, places: Any, touched: Any, rows: Any) -> int:
         careful = self._moved or self.spec.expire is not None
-        code, at, evicted = kernels.locate(self._at, self.clock, self._life, keys, places, touched, careful, rows)
+        others = (
+            self.clock - 1
+        )  # the steps of others, as whoever was served last knows them: this step is the row's own
+        code, at, evicted = kernels.locate(self._at, others, self._life, keys, places, touched, careful, rows)
         if code == kernels.OUTSIDE:
             raise ConfigurationError(f"place {places[at]} of key {keys[at]}: {self._named} has {self.rows:,} rows")
         if code == kernels.TWICE:
@@ -198,7 +201,8 @@ class Store:
     def sweep(self, clock: int, rows: int = SLICE) -> int:
         """Give back the memory of those that are dead among the next `rows` rows; how many there were.
 
-        The same is done for keys that wait for a row. Nothing else changes by it.
+        The same is done for keys that wait for a row. Nothing else changes by it, once all rows have
+        stepped that step at this clock.
         """
         self.clock = clock
         if self.spec.expire is None:
