@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.optim import SGD
 
@@ -98,6 +100,45 @@ def test_the_tables_of_a_run_are_tables(engine: str, tmp_path: Path) -> None:
     ids(everything[:3]).sum().backward()  # it steps rows by itself now
     assert (before != ids(everything)).any(1).sum() == 3
     assert not any(name.startswith("ids") for name in run.state_dict)
+
+
+class Named(nn.Module):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.of = nn.ModuleDict({name: ps.Table(2, ps.RowSGD(0.5), seed=seed) for seed, name in enumerate(names)})
+        self.top = nn.Linear(2, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.top(sum(one(ids) for one in self.of.values())).mean()
+
+
+def test_each_table_has_a_file_of_its_own_whatever_its_name(tmp_path: Path) -> None:
+    names = ["user/id", "user_id", "User_id", "user%2Fid", "user id", "ü", "x" * 250 + "a", "x" * 250 + "b", "y" * 140]
+
+    def loop(worker: ps.Worker) -> None:
+        net = Named(names)
+        net, optimizer = worker.prepare(net, SGD(net.parameters(), lr=0.1))
+        for _ in worker.steps(2):
+            optimizer.zero_grad()
+            net(torch.arange(5)).backward()
+            optimizer.step()
+
+    run = ps.run(loop, ps.sync_sgd(), engine=ps.Simulated("uniform"), workers=1, runs=tmp_path)
+    assert run.folder is not None
+    assert not run.lacking
+    files = [one for one in run.folder.iterdir() if one.name.startswith("table-")]
+    assert len({one.name.lower() for one in files}) == len(names)
+    found = dict[str, Any]()
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            name = json.loads(opened.metadata()["spec"])["name"]
+        found[name] = ps.Table(2, ps.RowSGD(0.5))
+        found[name].load(file)
+    assert found.keys() == {f"of.{name}" for name in names}
+    for name, table in found.items():
+        assert torch.equal(table(torch.arange(5)), run.tables[name](torch.arange(5)))
+    assert (run.folder / "table-of.user_id.safetensors") not in files, "another differs from it by case alone"
+    assert (run.folder / "table-of.user%2Fid.safetensors") in files
 
 
 def test_a_run_without_tables_has_none() -> None:

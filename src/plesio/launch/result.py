@@ -22,6 +22,7 @@ from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.tables.converted import weights_of
+from plesio.tables.file import files_of
 from plesio.tables.module import Table
 from plesio.worker.warn import warn, warn_at_end
 
@@ -117,7 +118,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
     outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
     lacking: dict[str, str] = {}
     if folder is not None:
-        rows = {f"table-{name.replace('/', '_')}.safetensors": one.save for name, one in outcome.tables.items()}
+        rows = {file: outcome.tables[name].save for name, file in files_of(outcome.tables).items()}
         lacking = folder.write(summary, outcome.state_dict, rows)
         if lacking:  # a full disk is no reason to lose what was trained
             why = "; ".join(dict.fromkeys(lacking.values()))

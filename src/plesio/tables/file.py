@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save, save_file
+from xxhash import xxh3_128_hexdigest
 
 from plesio.errors import CheckpointError
 from plesio.host.disk import to_disk
@@ -22,6 +25,25 @@ from plesio.tables.links import KeptRows as KeptRows
 from plesio.tables.spec import TableSpec
 
 FORMAT = "1"
+NAME_MAX = 150
+"""Letters of a table's name in that of its file, as it is written there."""
+
+
+def files_of(names: Collection[str]) -> dict[str, str]:
+    """A file for each table of a run, by name. No two share one, even where the file system ignores case.
+
+    A name is written as in a URL. A hash follows if it is long, or if another differs from it only by case. The name itself
+    is in the file's header, in "spec".
+
+    >>> list(files_of(["ids", "user/id", "user_id"]).values())
+    ['table-ids.safetensors', 'table-user%2Fid.safetensors', 'table-user_id.safetensors']
+    """
+    quoted = {name: quote(name, safe="") for name in names}
+    alike = Counter(one.lower() for one in quoted.values())
+    for name, one in quoted.items():
+        if len(one) > NAME_MAX or alike[one.lower()] > 1:
+            quoted[name] = f"{one[:NAME_MAX]}%-{xxh3_128_hexdigest(one.encode())}"  # no quoted name has "%-"
+    return {name: f"table-{one}.safetensors" for name, one in quoted.items()}
 
 
 def save_rows(path: str | Path, spec: TableSpec, kept: KeptRows) -> None:

@@ -79,7 +79,7 @@ class Table(nn.Module):
     def of(cls, spec: TableSpec, rows: Mapping[str, Any]) -> Table:
         """A table of this process with these rows, as a store keeps them."""
         table = TableBag(spec.dim, seed=spec.seed) if spec.mode else cls(spec.dim, seed=spec.seed)
-        table.begin(replace(spec, name="table"), Local(spec, rows))
+        table.begin(spec, Local(spec, rows))
         return table
 
     def spec(self, name: str) -> TableSpec:
