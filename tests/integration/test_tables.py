@@ -565,12 +565,13 @@ def wrong_ids(worker: Any, ids: Any = None, wide: int = 0) -> None:
 
 @pytest.mark.parametrize(
     "ids",
-    [torch.tensor([1.0]), torch.tensor([1], dtype=torch.int32), [1, 2], np.arange(2)],
-    ids=["float", "int32", "list", "array"],
+    [torch.tensor([1.0]), torch.tensor([1], dtype=torch.int16), [1, 2], np.arange(2)],
+    ids=["float", "int16", "list", "array"],
 )
-def test_ids_that_are_no_int64_tensor_are_refused(ids: Any) -> None:
+def test_ids_that_are_no_tensor_of_int64_or_int32_are_refused(ids: Any) -> None:
     with pytest.raises(
-        ps.ConfigurationError, match=r"ids: got .*, allowed is a tensor of torch.int64; use (ids.long|torch.tensor)\("
+        ps.ConfigurationError,
+        match=r"ids: got .*, allowed is a tensor of torch.int64 or int32; use (ids.long|torch.tensor)\(",
     ):
         ran(partial(wrong_ids, ids=ids), "simulated")
 

@@ -154,7 +154,8 @@ def test_ids_of_any_shape() -> None:
     ("call", "words"),
     [
         (lambda: ps.Table(4)(torch.ones(2)), "ids: got torch.float32, allowed is a tensor of torch.int64"),
-        (lambda: ps.Table(4)(torch.ones(2, dtype=torch.int32)), "ids: got torch.int32"),
+        (lambda: ps.Table(4)(torch.ones(2, dtype=torch.int16)), "ids: got torch.int16"),
+        (lambda: len(in_a_run()), "len: in a run the rows of a table lie elsewhere"),
         (lambda: ps.Table(4)([1, 2]), r"ids: got list, .* use torch.tensor\(ids\) .*, ps.ids_of if strings"),
         (lambda: ps.Table(0), r"dim must be a whole number from 1"),
         (lambda: ps.TableBag(4, mode="max"), "mode='max': allowed is 'sum' or 'mean'"),
@@ -165,6 +166,48 @@ def test_ids_of_any_shape() -> None:
 def test_what_is_refused(call: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", [ps.Table, ps.TableBag])
+def test_vectors_have_the_dtype_of_the_module(kind: type[Table], dtype: torch.dtype) -> None:
+    net = nn.ModuleDict({"ids": kind(4, ps.RowSGD(lr=0.5), seed=3), "top": nn.Linear(4, 1)}).to(dtype)
+    ids = torch.arange(6, dtype=torch.int32).view(3, 2)
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert one["ids"](ids).dtype == one["ids"](ids[:0]).dtype == dtype
+        with torch.no_grad():
+            before = one["ids"](ids)
+        one["top"](one["ids"](ids)).sum().backward()
+        assert one["ids"].kept()["values"].dtype == np.float32
+        assert (one["ids"](ids) != before).any()
+    assert net.float()["ids"](ids).dtype == torch.float32
+
+
+def test_a_table_is_made_in_torchs_default_dtype_as_a_layer_is() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert nn.Linear(4, 1)(ps.Table(4)(torch.arange(3))).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_offsets_of_int32_are_taken_as_an_embedding_bag_takes_them() -> None:
+    bags, ids, offsets = ps.TableBag(4), torch.arange(5), torch.tensor([0, 2])
+    assert torch.equal(bags(ids.int(), offsets.int()), bags(ids, offsets))
+
+
+def test_a_table_without_rows_has_a_length_and_is_true() -> None:
+    table = ps.Table(4)
+    assert table
+    assert len(table) == 0
+    table(torch.tensor([3, 4, 3])).sum().backward()
+    assert len(table) == table.rows == 2
+
+
+def in_a_run() -> Table:
+    table = ps.Table(4)
+    table.source = Elsewhere()
+    return table
 
 
 class Elsewhere:

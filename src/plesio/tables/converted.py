@@ -29,7 +29,7 @@ class EmbeddingTable(Table):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """As that of `nn.Embedding`."""
-        vectors = super().forward(_long(ids))
+        vectors = super().forward(ids)
         if self.padding_idx is None:
             return vectors
         return torch.where((ids == self.padding_idx).unsqueeze(-1), vectors.detach(), vectors)
@@ -44,9 +44,9 @@ class EmbeddingBagTable(TableBag):
         self, ids: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As that of `nn.EmbeddingBag`."""
-        vectors = Table.forward(self, _long(ids).reshape(-1))
+        vectors = Table.forward(self, ids.reshape(-1))
         order = torch.arange(len(vectors), device=ids.device).view(ids.shape)
-        begin = None if offsets is None else _long(offsets)
+        begin = None if offsets is None else offsets.long()
         last = self.include_last_offset
         return F.embedding_bag(
             order, vectors, begin, mode=self.mode, per_sample_weights=per_sample_weights, include_last_offset=last
@@ -161,7 +161,3 @@ def weights_of(tables: Mapping[str, Table]) -> dict[str, torch.Tensor]:
             weight[kept["keys"]] = kept["values"]
             found[f"{name}.weight"] = torch.from_numpy(weight)
     return found
-
-
-def _long(ids: torch.Tensor) -> torch.Tensor:
-    return ids.long() if ids.dtype == torch.int32 else ids

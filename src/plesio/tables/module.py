@@ -41,7 +41,7 @@ class Table(nn.Module):
         expire: `ps.Unused(versions=100_000)`: a row dies that was not among the last 100,000 steps of rows; its id is new then.
 
     Raises:
-        ConfigurationError: a setting out of its range; ids that are no int64 tensor.
+        ConfigurationError: a setting out of its range; ids that are no tensor of int64 or int32.
 
     >>> ids = ps.Table(2, ps.RowSGD(lr=0.5), seed=0)
     >>> before = ids(torch.tensor([[7, -1], [7, 7]]))
@@ -74,6 +74,7 @@ class Table(nn.Module):
         self._pass = -1  # the backward pass under way,
         self._seen: list[Window] = []  # and what it came by
         self.trainable: bool | None = None  # what `requires_grad_` said
+        self._dtype = torch.get_default_dtype()  # of vectors; rows are float32
 
     @classmethod
     def of(cls, spec: TableSpec, rows: Mapping[str, Any]) -> Table:
@@ -113,16 +114,32 @@ class Table(nn.Module):
         """How many rows lie in this process."""
         return self._source.rows if isinstance(self._source, Local) else 0
 
+    def __len__(self) -> int:
+        """How many rows there are. Raises ConfigurationError in a run."""
+        return self._own("len").rows
+
+    def __bool__(self) -> bool:
+        return True  # without rows, too
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Have vectors of the dtype that `to`, `half` and such give parameters."""
+        self._dtype = fn(torch.empty(0, dtype=self._dtype)).dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def kept(self) -> dict[str, NDArray[Any]]:
         """A copy of the rows that lie in this process: keys, values, state, versions. Raises ConfigurationError in a run."""
         return self._own("kept").kept()
 
     @_disable_dynamo  # torch.compile would trace NumPy; as a decorator, torch.compiler.disable imports 1.5 s of torch
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of ids, an int64 tensor of any shape: float32 of shape (*ids.shape, dim), on their device."""
+        """The rows of ids, an int64 or int32 tensor of any shape: (*ids.shape, dim), on their device, of the module's dtype.
+
+        Rows are kept and stepped in float32. `to(torch.bfloat16)`, as of a whole model, gives vectors of that dtype.
+        """
         flat, rows = flat_of(ids), self._spec.rows
         if not len(flat):
-            return torch.empty(*ids.shape, self._spec.dim, device=ids.device)
+            return torch.empty(*ids.shape, self._spec.dim, device=ids.device, dtype=self._dtype)
         if rows and not 0 <= flat.min() <= flat.max() < rows:
             raise IndexError(f"index out of range: got {flat.min()} to {flat.max()}, and there are {rows:,} rows")
         if torch.is_grad_enabled() and self.trainable is not False:
@@ -135,7 +152,7 @@ class Table(nn.Module):
             values = np.empty((len(distinct), self._spec.dim), np.float32)
             self.source.read(distinct.keys, values)
             vectors = vectors_of(values, positions)
-        return vectors.view(*ids.shape, self._spec.dim).to(ids.device)
+        return vectors.view(*ids.shape, self._spec.dim).to(ids.device, self._dtype)
 
     def _came_by(self, window: Window, positions: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         if self._is_local():
@@ -270,7 +287,7 @@ class TableBag(Table):
         mode: "sum" or "mean"; `others`, as `dim` and `optimizer`: as for `Table`.
 
     Raises:
-        ConfigurationError: an unknown mode, a setting out of its range; ids that are no int64 tensor of bags.
+        ConfigurationError: an unknown mode, a setting out of its range; ids that are no tensor of bags.
 
     >>> bags = ps.TableBag(4, mode="mean")
     >>> bags(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape
@@ -297,7 +314,8 @@ class TableBag(Table):
         vectors = super().forward(ids).view(-1, self._spec.dim)
         order = torch.arange(len(vectors), device=ids.device)
         bags = order if flat else order.view(-1, ids.shape[-1])
-        found = F.embedding_bag(bags, vectors, offsets, mode=self.mode)
+        begin = None if offsets is None else offsets.long()
+        found = F.embedding_bag(bags, vectors, begin, mode=self.mode)
         return found if flat else found.view(*ids.shape[:-1], self._spec.dim)
 
     def extra_repr(self) -> str:
@@ -316,11 +334,12 @@ def named_tables(model: nn.Module) -> dict[str, Table]:
 
 
 def flat_of(ids: Any) -> NDArray[np.int64]:
-    """The ids in a flat array. Raises ConfigurationError for what is no int64 tensor."""
-    if not torch.is_tensor(ids) or ids.dtype != torch.int64:
+    """The ids in a flat array. Raises ConfigurationError for what is no tensor of int64 or int32."""
+    if not torch.is_tensor(ids) or ids.dtype not in (torch.int64, torch.int32):
         got, use = (ids.dtype, "ids.long()") if torch.is_tensor(ids) else (type(ids).__name__, "torch.tensor(ids)")
         raise ConfigurationError(
-            f"ids: got {got}, allowed is a tensor of torch.int64; use {use} if they are whole numbers, ps.ids_of if strings"
+            f"ids: got {got}, allowed is a tensor of torch.int64 or int32; use {use} if they are whole numbers, ps.ids_of if "
+            "strings"
         )
-    flat: NDArray[np.int64] = ids.detach().cpu().reshape(-1).numpy()
+    flat: NDArray[np.int64] = ids.detach().cpu().reshape(-1).long().numpy()
     return flat

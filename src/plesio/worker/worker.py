@@ -494,7 +494,7 @@ class Worker:
                 looked up.
 
         Raises:
-            ConfigurationError: before prepare, a table of another model, or ids that are no int64 tensor.
+            ConfigurationError: before prepare, a table of another model, or ids that are no tensor of int64 or int32.
         """
         exchange = self._exchange_for("ahead")
         if exchange.rows is None:
