@@ -1,4 +1,4 @@
-"""Workers, server and evaluator have the torch settings of the process that started the run."""
+"""Workers, server and evaluator have the torch settings of the process that started the run, and may set their own."""
 
 from __future__ import annotations
 
@@ -184,6 +184,56 @@ def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_
     precision = "high" if command == "python" else "highest"
     for rank in range(2):
         assert (tmp_path / f"worker{rank}").read_text() == f"{'torch.float64 ' * 3}1 {precision}\n"
+
+
+INSIDE = """
+import torch
+import torch._dynamo.config
+import plesio as ps
+from torch.backends import mkldnn
+from torch.backends.cuda import matmul
+
+opt_einsum, aten = torch.backends.opt_einsum, torch.ops.aten
+
+
+class Net(torch.nn.Linear):
+    def forward(self, inputs):
+        with torch.backends.cudnn.flags(enabled=True):
+            return aten.relu(super().forward(inputs))
+
+
+def train(worker):
+    import torch.backends.cudnn as cudnn
+
+    torch.backends.cudnn.deterministic = cudnn.benchmark = True
+    torch._dynamo.config.suppress_errors = matmul.allow_tf32 = True
+    mkldnn.enabled = opt_einsum.enabled = torch.utils.deterministic.fill_uninitialized_memory = False
+    model = Net(2, 1)
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), after_step=lambda parameters: cudnn.version())
+    import torch as there
+
+    kept = there.backends.cudnn, there._dynamo.config, there.backends.cuda.matmul, there.backends.mkldnn
+    assert kept[0].deterministic and kept[0].benchmark and kept[1].suppress_errors and kept[2].allow_tf32
+    assert not (kept[3].enabled or there.backends.opt_einsum.enabled or there.utils.deterministic.fill_uninitialized_memory)
+    print("as set")
+
+
+if __name__ == "__main__":
+    evaluate = lambda model: {"seen": float(model(torch.ones(1, 2)).sum())}
+    ps.run(train, "sync_sgd", workers=1, timeout_s=60, evaluate=evaluate)
+"""
+
+
+@pytest.mark.parametrize("command", ["notebook", pytest.param("plesio run", marks=pytest.mark.slow)])
+def test_a_training_function_may_set_them(command: str, tmp_path: Path) -> None:
+    """Also one without a file, as in a notebook: all that it refers to is sent."""
+    (tmp_path / "script.py").write_text(INSIDE)
+    run = ["-m", "plesio", "run", "script.py", "--workers", "1"] if command == "plesio run" else ["-"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    given: dict[str, Any] = {"input": INSIDE, "capture_output": True, "text": True, "timeout": 90}
+    done = subprocess.run([sys.executable, *run], cwd=tmp_path, env=environment, **given)
+    assert done.returncode == 0, done.stderr
+    assert "as set" in done.stdout
 
 
 def doubled(worker: ps.Worker) -> None:

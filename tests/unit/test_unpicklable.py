@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import plesio as ps
+from plesio.host.pickled import dumps
 from plesio.launch.local.unpicklable import culprit
 
 settings = SimpleNamespace(cache={"inner": [threading.Lock()], "other": 1})
@@ -57,3 +60,18 @@ def test_a_run_says_it() -> None:
     cache = {"inner": [threading.Lock()]}
     with pytest.raises(ps.ConfigurationError, match=r'another process: cache\["inner"\]\[0\] is a lock: cannot pickle'):
         ps.run(lambda worker: cache, "sync_sgd", workers=1)
+
+
+class RcParams(dict[str, float]):
+    """As matplotlib's."""
+
+
+def test_settings_of_matplotlib_go_by_name_and_a_copy_of_them_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would set nothing where it arrives."""
+    theirs = ModuleType("matplotlib")
+    theirs.rcParams = RcParams({"lines.linewidth": 1.5})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "matplotlib", theirs)
+    again, copy = pickle.loads(dumps([theirs.rcParams, RcParams(theirs.rcParams)]))
+    assert again is theirs.rcParams
+    assert copy == again
+    assert copy is not again

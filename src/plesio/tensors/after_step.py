@@ -9,11 +9,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 
-import cloudpickle
 import msgspec
 import torch
 
 from plesio.errors import ConfigurationError, words_of
+from plesio.host.pickled import dumps
 from plesio.tensors.arena import Arena, Kind, TensorSpec
 
 Change = Callable[[Mapping[str, torch.Tensor]], object]
@@ -34,7 +34,7 @@ class AfterStep(msgspec.Struct, frozen=True):
                 f"prepare(after_step={change!r}): a function of a mapping from names to parameters"
             )
         try:
-            return cls(getattr(change, "__qualname__", type(change).__name__), cloudpickle.dumps(change))
+            return cls(getattr(change, "__qualname__", type(change).__name__), dumps(change))
         except Exception as error:
             raise ConfigurationError(
                 f"prepare(after_step=...) goes to the server, and cannot be pickled: {error}"

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
 from plesio.host.memory import Place
+from plesio.host.pickled import dumps, send_settings_by_name
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec, order_in_memory
 
 
@@ -188,6 +189,7 @@ class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
     """`model` without its tensors, for another process of this host."""
+    send_settings_by_name()
     file = io.BytesIO()
     try:
         _StructurePickler(file, tensors).dump(model)
@@ -220,12 +222,11 @@ class Plain(NamedTuple):
 def dump_plain(build: Callable[[], nn.Module], described: Described) -> bytes:
     """As `dump_structure`, of a model that is split among processes and cannot be copied."""
     try:
-        body: bytes = cloudpickle.dumps(Plain(build, described.names))
+        return dumps(Plain(build, described.names))
     except Exception as error:
         raise ConfigurationError(
             f"ps.run(model=...) goes to where evaluate is called, and cannot be pickled: {error}"
         ) from error
-    return body
 
 
 def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torch.Tensor, ...]) -> nn.Module:

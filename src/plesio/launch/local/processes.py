@@ -11,10 +11,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import cloudpickle
-
 from plesio.errors import ConfigurationError, words_of
 from plesio.host.memory import anonymous_file
+from plesio.host.pickled import dumps
 from plesio.launch.job import Job
 from plesio.launch.journal import begun
 from plesio.launch.local.forker import Spawn
@@ -125,7 +124,7 @@ class Processes:
     def load(self, job: Job) -> None:
         """Send the job, with all data that the training function refers to, to where they are started."""
         try:
-            packed: bytes = cloudpickle.dumps(job)
+            packed = dumps(job)
         except Exception as error:
             raise ConfigurationError(
                 f"the training function cannot be sent to another process: {culprit(job)}{words_of(error)}; open files, locks "

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import cloudpickle
+from plesio.host.pickled import dumps
 
 
 def culprit(value: Any, path: str = "", seen: tuple[int, ...] = ()) -> str:
@@ -20,7 +20,7 @@ def culprit(value: Any, path: str = "", seen: tuple[int, ...] = ()) -> str:
 
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:
         return False
     return True

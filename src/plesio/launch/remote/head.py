@@ -14,11 +14,11 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 
-import cloudpickle
 import msgspec
 
 from plesio.config import RunConfig
 from plesio.errors import ServerLostError
+from plesio.host.pickled import dumps
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import another_python
 from plesio.launch.remote.find import Place
@@ -79,7 +79,7 @@ def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] 
     os.close(theirs)
     assert head.stdin is not None
     with suppress(BrokenPipeError), head.stdin as stdin:  # it says why
-        stdin.write(cloudpickle.dumps((config, evaluate, listening, where)))
+        stdin.write(dumps((config, evaluate, listening, where)))
     with open(ours, "rb") as told:
         port = told.read() if select.select([told], [], [], START_S)[0] else b""
     if not port:

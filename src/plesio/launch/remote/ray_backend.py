@@ -42,6 +42,7 @@ from plesio.errors import (
     WorkerLostError,
     words_of,
 )
+from plesio.host.pickled import send_settings_by_name
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import Door
 from plesio.launch.remote.find import Place
@@ -303,6 +304,7 @@ def run_on_ray(config: RunConfig, loop: Callable[[], None], evaluate: Callable[.
     assert isinstance(engine, Ray)
     options = {name: value for name, value in vars(config).items() if name not in NOT_HERE}
     backend = PlesioConfig(**options, evaluate=evaluate, insecure=engine.insecure)
+    send_settings_by_name()  # Ray pickles the loop
     if not ray.is_initialized():
         ray.init()
     failures = FailureConfig(max_failures=-1, controller_failure_limit=PLACED_MAX)
