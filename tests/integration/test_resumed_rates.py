@@ -1,15 +1,16 @@
-"""What a resumed run begins anew is told: rates set by hand, schedules that were not prepared, epochs that were done."""
+"""A resumed run goes on with what its loop had set, and with its schedules. What begins anew is told."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
@@ -30,45 +31,73 @@ def line() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def resuming(worker: ps.Worker, how: str) -> list[float]:
-    """The rate is halved after each epoch, by hand, by a schedule that is not prepared, or by one that follows a metric."""
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "a schedule": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5),
+    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.4, step_size_up=2),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 2), lr_scheduler.ExponentialLR(optimizer, 0.5)],
+        milestones=[2],
+    ),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 3), lr_scheduler.MultiStepLR(optimizer, [2, 4])]
+    ),
+}
+
+
+def resuming(worker: ps.Worker, how: str) -> list[Any]:
+    """After each epoch the loop sets the rate by hand, or a schedule does; or it sets what else there is, once."""
     model, optimizer = line()
     loader: Any = DataLoader(TensorDataset(X), batch_size=2)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    plateau = ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-    more = {"prepared": schedule, "plateau": plateau}.get(how)
-    model, optimizer, loader, _ = worker.prepare(model, optimizer, loader, more)
-    rates = []
-    for _ in worker.epochs(6):
+    schedule = SCHEDULES[how](optimizer) if how in SCHEDULES else None
+    given = schedule if how != "a schedule" else None
+    model, optimizer, loader, prepared = worker.prepare(model, optimizer, loader, given)
+    schedule = prepared or schedule
+    group, found = optimizer.param_groups[0], []
+    for epoch in worker.epochs(6):
+        if how == "settings" and epoch == 1:
+            group |= {"weight_decay": 0.1, "nesterov": True}
         for (inputs,) in loader:
             step(model, optimizer, inputs)
         if how == "by hand":
-            optimizer.param_groups[0]["lr"] *= 0.5
+            group["lr"] *= 0.5
         elif how == "plateau":
-            plateau.step(1.0)
-        else:
+            schedule.step(1.0)
+        elif schedule is not None:
             schedule.step()
-        rates.append(optimizer.param_groups[0]["lr"])
-    return rates
+        found.append([group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")])
+    return found
 
 
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("by hand", "goes on with the learning rate 0.1, as the optimizer was made, and had 0.0"),
-        ("a schedule", "goes on with the learning rate 0.1, as the optimizer was made, and had 0.0"),
-        ("plateau", "ReduceLROnPlateau begins anew"),
-        ("prepared", ""),
+        ("by hand", "goes on with lr 0.0125, as the loop had set it"),
+        ("settings", "goes on with weight_decay 0.1, nesterov True, as the loop"),
+        (
+            "a schedule",
+            "goes on with lr 0.1, as the optimizer was made, and had 0.0125 when it was interrupted: give the schedule",
+        ),
+        *((how, "") for how in ("exponential", "plateau", "cyclic", "sequential", "chained")),
     ],
 )
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.local_sgd(13)], ids=["sync", "local"])
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_what_a_resumed_run_begins_anew_is_told(how: str, told: str, strategy: str, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_its_settings_or_tells(
+    how: str, told: str, strategy: ps.Strategy, tmp_path: Path
+) -> None:
     run = partial(ps.run, partial(resuming, how=how), strategy, workers=2, engine=SIMULATED, runs=tmp_path)
-    half = run(checkpoint=ps.Checkpoint(), until=ps.Until(steps=24))
+    whole = run()
+    half = run(checkpoint=ps.Checkpoint(), until=ps.Until(steps=26))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rest = run(resume=half.folder)
-    words = [str(one.message) for one in caught]
-    assert any(told in one for one in words) if told else not any("as the optimizer was made" in one for one in words)
+    words = [str(one.message) for one in caught if "the run goes on with" in str(one.message)]
+    assert any(told in one for one in words) if told else not words
     assert rest.version > half.version
+    if how != "a schedule":
+        assert [one[-1] for one in rest.returned] == [one[-1] for one in whole.returned]
+    if how != "a schedule" and strategy == ps.sync_sgd():
+        assert torch.equal(rest.state_dict["weight"], whole.state_dict["weight"])

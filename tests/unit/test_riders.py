@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.coding import ProtocolError, encode
 from plesio.riders import Halves, Riders
 from plesio.riders.counters import Counting
-from plesio.riders.schedules import Scheduling
+from plesio.riders.schedules import CARRIED_MAX, Scheduling
 
 WORKERS = 3
 PUSHING = SimpleNamespace(optimizer=torch.optim.SGD([torch.ones(1)], lr=0.5))
@@ -48,19 +49,40 @@ def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tupl
 def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:
     riders, half = Riders(WORKERS), Halves()
     schedule = half.of(Scheduling)
+    optimizer = torch.optim.AdamW([torch.ones(1)], lr=0.5)
+    pushing = SimpleNamespace(optimizer=optimizer)
+    schedule.begin(optimizer)
     schedule.calls = 2
-    riders.told(1, half.take(PUSHING))
-    assert half.take(PUSHING) == {}, "nothing is new"
+    schedule.keep(1, {"best": torch.tensor(math.inf), "mode": "min", "odd": object()})
+    optimizer.param_groups[0] |= {"lr": torch.tensor(0.25), "betas": (0.5, 0.9)}
+    riders.told(1, half.take(pushing))
+    assert half.take(pushing) == {}, "nothing is new"
     half.lost()
-    assert half.take(PUSHING) != {}, "it may not have come"
+    assert half.take(pushing) != {}, "it may not have come"
     riders.answered(1)
     schedule.calls = 3
-    riders.told(1, half.take(PUSHING))  # and is not answered
+    riders.told(1, half.take(pushing))  # and is not answered
     riders.again(1)
-    successor = Halves()
-    successor.hear(riders.beginning(1))
-    found = successor.of(Scheduling)
-    assert (found.calls, found.rate_before) == (2, 0.5)
+    again = Riders(WORKERS)
+    again.restore(msgspec.json.decode(msgspec.json.encode(riders.kept())))  # as in a checkpoint
+    for server in riders, again:
+        successor = Halves()
+        successor.hear(server.beginning(1))
+        found = successor.of(Scheduling)
+        assert found.calls == 2
+        assert found.before.changed == [(0, "lr", 0.25), (0, "betas", [0.5, 0.9])]
+        assert found.before.states == {1: {"best": math.inf, "mode": "min"}}
+
+
+def test_more_settings_than_an_answer_holds_are_left_out() -> None:
+    optimizer = torch.optim.SGD([{"params": [torch.ones(1)]} for _ in range(500)], lr=0.5)
+    schedule = Scheduling()
+    schedule.begin(optimizer)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.1
+    said = schedule.take(SimpleNamespace(optimizer=optimizer))
+    assert said is not None
+    assert 0 < len(said[1]) <= CARRIED_MAX
 
 
 @pytest.mark.parametrize(
@@ -70,6 +92,7 @@ def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_ans
         ({"counters": {"games": -1}}, ProtocolError, "bytes are no message"),
         ({"counters": {"two words": 1}}, ProtocolError, "bytes are no message"),
         ({"schedules": "fast"}, ProtocolError, "bytes are no message"),
+        ({"schedules": (1, bytes(CARRIED_MAX + 1))}, ProtocolError, "bytes are no message"),
         ({"counters": dict.fromkeys("abcde", 1)}, ConfigurationError, r"5 counters \(a, b, c, d, e\)"),
     ],
 )

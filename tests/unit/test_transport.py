@@ -14,12 +14,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
 from plesio.host import memory
 from plesio.host.memory import SharedBlock
-from plesio.protocol.worker import Answer, FromWorker, GoOn
+from plesio.protocol.coding import encode
+from plesio.protocol.worker import Answer, Beginning, FromWorker, GoOn
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
 from plesio.transport.channel import (
@@ -75,6 +77,18 @@ def test_answers_are_read_in_the_order_written(sent: list[Answer]) -> None:
     assert not doorbell.waiting()
     os.close(write)
     os.close(read)
+
+
+@pytest.mark.parametrize("nbytes", [0, 200, 230, *range(236, 246), 500, 3000])
+def test_an_answer_of_several_records_is_one(nbytes: int, pipe: tuple[int, int]) -> None:
+    """Also where the last record is full."""
+    read, write = pipe
+    sent = [Beginning(1, False, 2, 3, riders={"schedules": Raw(encode(bytes(nbytes)))}), GoOn(7, True, Verdict.TAKEN)]
+    assert all(write_answer(write, answer, 9, number) for number, answer in enumerate(sent, start=1))
+    doorbell = Doorbell(-1, read, worker=0)
+    assert [doorbell.answer(type(answer), 1.0, number=5, version=4) for answer in sent] == sent
+    assert doorbell.place == 9
+    assert not doorbell.waiting()
 
 
 def test_a_missing_answer_is_a_deadline_error_naming_the_contribution(pipe: tuple[int, int]) -> None:

@@ -24,9 +24,11 @@ from plesio.transport.ring import Ring, Shown
 
 T = TypeVar("T")
 ANSWER_LAYOUT = struct.Struct("<iI252p")
-"""A buffer's number, the answer's, a length, and as many bytes, filled up. All answers are as long: each is read by itself and
-whole."""
-ANSWER_BYTES_MAX = 251
+"""A buffer's number, the answer's, a length, and as many bytes, filled up. All records are as long: each is read by itself and
+whole. Behind a full one there is another of the same answer."""
+FULL = 251
+ANSWER_BYTES_MAX = 15 * FULL - 1
+"""A pipe takes as many records whole."""
 PLACE = struct.Struct("<i")
 """Between hosts, the buffer's number before an answer."""
 decode_message: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
@@ -120,7 +122,8 @@ def write_answer(descriptor: int, answer: Answer, buffer: int = 0, number: int =
     try:
         body = encode(answer)
         assert len(body) <= ANSWER_BYTES_MAX, "an answer is small"
-        os.write(descriptor, ANSWER_LAYOUT.pack(buffer, number, body))
+        pieces = (body[at : at + FULL] for at in range(0, len(body) + 1, FULL))
+        os.write(descriptor, b"".join(ANSWER_LAYOUT.pack(buffer, number, piece) for piece in pieces))
     except BrokenPipeError:
         return False
     return True
@@ -139,10 +142,13 @@ class AnswerReader:
 
     def read(self) -> tuple[int, bytes] | None:
         """A buffer's number and an answer, packed, which is empty when the server is gone; None for one that came before."""
-        data = os.read(self.descriptor, ANSWER_LAYOUT.size)
-        if len(data) < ANSWER_LAYOUT.size:
-            return 0, b""
-        place, number, body = ANSWER_LAYOUT.unpack(data)
+        body = piece = b""
+        while not body or len(piece) == FULL:
+            data = os.read(self.descriptor, ANSWER_LAYOUT.size)
+            if len(data) < ANSWER_LAYOUT.size:
+                return 0, b""
+            place, number, piece = ANSWER_LAYOUT.unpack(data)
+            body += piece
         if 0 < number <= self._number:
             return None
         self._number = number

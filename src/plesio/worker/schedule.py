@@ -25,7 +25,7 @@ class RunSchedule(LRScheduler):
 
     A call between two batches moves it to where the run's data is, counted in calls. A call outside of the loop over batches
     moves it to the number of epochs that the loop is through. One that is told a metric, and one without a prepared loader, is
-    passed on.
+    passed on; the `place`-th of the worker's schedules, it goes on from its state when a run is resumed.
 
     Under `ps.Clients` it goes by round, as in a script that calls it once after each: a client begins with its round's rate, and
     calls do nothing. `loader` finds what tells how far the run is, once there is one.
@@ -34,6 +34,7 @@ class RunSchedule(LRScheduler):
     _by_batch: bool
     _made: int
     _first: Any  # as it was before it was called
+    went_on: bool  # from the state that it had when the run was interrupted
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class RunSchedule(LRScheduler):
         loader: Callable[[], LeasedLoader | None],
         state: WorkerState,
         by_round: bool = False,
+        place: int = 0,
     ) -> None:
         if by_round and isinstance(schedule, ReduceLROnPlateau):
             raise ConfigurationError(
@@ -48,7 +50,10 @@ class RunSchedule(LRScheduler):
                 "goes by round, such as ExponentialLR"
             )
         self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
-        self.__dict__.update(_by_round=by_round, _first=None)
+        self.__dict__.update(_by_round=by_round, _first=None, _place=place, went_on=False)
+        if (before := state.riders.of(Scheduling).before.states.get(place)) is not None:
+            schedule.load_state_dict(before)
+            self.went_on = True
 
     def step(self, *metric: Any, **named: Any) -> None:
         """Go to where the run is."""
@@ -63,6 +68,7 @@ class RunSchedule(LRScheduler):
             return
         if metric or named or loader is None or isinstance(schedule, ReduceLROnPlateau):
             schedule.step(*metric, **named)
+            self._state.riders.of(Scheduling).keep(self._place, schedule.state_dict())
             return
         self._calls += 1
         self._state.riders.of(Scheduling).calls += 1

@@ -37,6 +37,7 @@ from plesio.worker.own_part import OwnPart, Share
 from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
+from plesio.worker.settings import Settings
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.warn import listed, warn, warn_at_end
 
@@ -328,7 +329,8 @@ class Worker:
             self._prepare_more(sorted_out, self._exchange)
         for one in sorted_out.schedulers:
             if id(one) not in self._prepared:
-                schedule = RunSchedule(one, lambda: self._loader, self._state, self._clients is not None)
+                by_round, place = self._clients is not None, len(self._schedules)
+                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place)
                 self._prepared[id(one)] = schedule
                 self._schedules.append(schedule)
         returned = tuple(None if one is None else self._prepared[id(one)] for one in given)
@@ -373,6 +375,7 @@ class Worker:
         if others:
             self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)
+        self._settings = Settings(optimizer, self._state.riders.of(Scheduling))
         self._tables = SharedTables(model, self._state, self._context.inline)
         exchange, ours = self._context.join(
             Taking(model, optimizer, after, frozen_too, own, bool(given.clients)), self._used
@@ -399,7 +402,7 @@ class Worker:
             replaces=not exchange.local,
             outside=self.rank == 0 and not exchange.shares_parameters,
             reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
-            rate_before=self._state.riders.of(Scheduling).rate_before,
+            go_on=lambda: self._settings.go_on(self._schedules),
         )
         several = len(given.optimizers) > 1
         fetch = self._context.optimizer_state
@@ -434,6 +437,7 @@ class Worker:
         self._loader.read += self._state.batches_before
         for one in self._schedules:
             one.go_on(len(self._schedules))
+        self._settings.go_on(self._schedules)
 
     def share(self, loader: One) -> One:
         """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.

@@ -24,7 +24,7 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import A, Answer, Contribution, FromWorker
 from plesio.tensors.arena import Arena
 from plesio.tensors.tensor_set import bits, members_of, of_bits
-from plesio.transport.doorbell import ANSWER_LAYOUT, nothing
+from plesio.transport.doorbell import PLACE, nothing
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.replicas.shards import PROBED
@@ -82,8 +82,8 @@ class IslandBell:
         if self._line is None:
             meanwhile()
         told = self._group.told(lambda: self._answered(kind, timeout_s, number, version, meanwhile))
-        self._place, _, body = ANSWER_LAYOUT.unpack(told)
-        answer = decode_answer(body)
+        (self._place,) = PLACE.unpack_from(told)
+        answer = decode_answer(told[PLACE.size :])
         assert isinstance(answer, kind), "all ranks know what comes next"
         return answer
 
@@ -93,7 +93,7 @@ class IslandBell:
         assert self._line is not None, "the captain is asked"
         answer = self._line.answer(kind, timeout_s, number, version, meanwhile)
         answer.steps_granted = self.grants(answer.steps_granted)
-        return ANSWER_LAYOUT.pack(self._line.place, 0, encode(answer))
+        return PLACE.pack(self._line.place) + encode(answer)
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
         raise NotImplementedError("what a rank sees in its own pipe is no business of the others: refused before")

@@ -23,30 +23,30 @@ class Guards:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = list(model.named_parameters())
         self._inventory = Inventory(model)
-        self._groups = optimizer.param_groups
-        self._rate = self._groups[0].get("lr", 0.0)
-        self._rate_before = 0.0
         self._frozen = [(name, one) for name, one in named if id(one) in own and not (one.requires_grad or frozen_too)]
         self._outside = [name for name, one in named if id(one) not in own and one.requires_grad]
         self._limiting = [one for one in self_limiting(model) if any(p.requires_grad for p in one.parameters())]
         self._reads_alone: Callable[[], bool] = lambda: False
+        self._go_on: Callable[[], None] = lambda: None
         self._first = True
 
-    def prepared(self, replaces: bool, outside: bool, reads_alone: Callable[[], bool], rate_before: float) -> None:
+    def prepared(
+        self, replaces: bool, outside: bool, reads_alone: Callable[[], bool], go_on: Callable[[], None]
+    ) -> None:
         """The worker takes part.
 
         Args:
             replaces: whether each version replaces what is written into the parameters.
             outside: whether trainable parameters that no optimizer holds are told: a second one may be meant for them.
             reads_alone: whether this is one of several workers, and took no batch from the prepared loader yet.
-            rate_before: the learning rate before the run was resumed; 0: it was not.
+            go_on: called before the first step.
         """
         if replaces and self._limiting:
             warn(
                 f"{self._limiting[0]} writes into its own weights in the forward pass: the optimizer steps at the server, which "
                 "does not see that, so the result differs a little from torch's; under allreduce or local_sgd it does not"
             )
-        self._reads_alone, self._rate_before = reads_alone, rate_before
+        self._reads_alone, self._go_on = reads_alone, go_on
         if outside and self._outside:
             warn(
                 f"no group of an optimizer given to prepare holds {listed(self._outside)}, with requires_grad=True: in the run "
@@ -60,7 +60,7 @@ class Guards:
             self._first = False
             if self._reads_alone():
                 _refuse_trainer()
-            self._warn_of_rate()
+            self._go_on()
         self._inventory.check()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
@@ -68,15 +68,6 @@ class Guards:
                     f"{name} needed no gradient when prepare was called, and needs one now: it has no place in the exchange "
                     "and would not be trained; say worker.prepare(..., trainable='all') for what is unfrozen later"
                 )
-
-    def _warn_of_rate(self) -> None:
-        rate = self._groups[0].get("lr", 0.0)
-        if self._rate_before and rate == self._rate != self._rate_before:
-            warn(
-                f"the run goes on with the learning rate {float(rate):g}, as the optimizer was made, and had "
-                f"{self._rate_before:g} when it was interrupted: give the schedule to prepare, or set anew what is set by hand, "
-                "such as by worker.steps_before. ReduceLROnPlateau begins anew: load its state in train"
-            )
 
 
 def _refuse_trainer() -> None:
