@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import (
     LinearLR,
     LRScheduler,
     OneCycleLR,
+    PolynomialLR,
     ReduceLROnPlateau,
     SequentialLR,
     StepLR,
@@ -305,3 +307,48 @@ def unrated(worker: ps.Worker) -> None:
 def test_an_optimizer_whose_rate_has_another_name_is_refused(strategy: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=r"Unrated has no setting 'lr' .it has .*rate"):
         ps.run(unrated, strategy, workers=1, timeout_s=30.0)
+
+
+LATER: dict[str, Callable[[Any, int], Any]] = {
+    "linear": lambda one, steps: LambdaLR(one, lambda step: max(0.0, 1.0 - step / steps)),
+    "cosine": lambda one, steps: CosineAnnealingLR(one, T_max=steps),
+    "polynomial": lambda one, steps: PolynomialLR(one, total_iters=steps, power=2.0),
+    "OneCycle": lambda one, steps: OneCycleLR(
+        one, max_lr=0.1, total_steps=steps + 1, pct_start=0.0, anneal_strategy="linear"
+    ),
+}
+
+
+def built_later(worker: ps.Worker, make: Callable[[Any, int], Any], accumulate: int) -> list[float]:
+    """The rate of each step, by a schedule that was built with the prepared loader's length."""
+    net = nn.Linear(1, 1)
+    optimizer: Any = SGD(net.parameters(), lr=0.1)
+    net, optimizer, loader = worker.prepare(net, optimizer, data())
+    schedule = worker.prepare(make(optimizer, 3 * ceil(len(loader) / accumulate)))
+    rates = []
+    for _ in worker.epochs(3):
+        for number, (inputs,) in enumerate(loader):
+            net(0.01 * inputs).square().mean().backward()
+            if number % accumulate == accumulate - 1:
+                rates.append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    return [*rates, optimizer.param_groups[0]["lr"]]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("strategy", "cluster"), [("sync_sgd", "uniform"), (ps.local_sgd(3), "uniform"), ("async_sgd", "one-straggler")]
+)
+@pytest.mark.parametrize("name", LATER)
+def test_a_schedule_built_after_prepare_ends_where_the_training_ends(
+    name: str, strategy: Any, cluster: str, accumulate: int
+) -> None:
+    train = partial(built_later, make=LATER[name], accumulate=accumulate)
+    with pytest.warns(RuntimeWarning, match="was built after prepare, and len.loader. is one worker's part by then"):
+        run = ps.run(train, strategy, workers=2, engine=ps.Simulated(cluster))
+    for rates in run.returned:
+        assert rates == sorted(rates, reverse=True), "it does not rise again"
+        assert rates.count(0.0) <= 2, "steps were taken at a rate"
+        assert rates[-1] < 0.03, "and it came to its end"

@@ -3,12 +3,16 @@
 A schedule counts its calls, as the script on its own would make them: one a batch, one an epoch, or one for every few batches. On
 many workers each makes a part of them, a fast one more than a slow one. So a prepared schedule goes, at each call, to where the
 script on its own would be when as much of the data is used up.
+
+A script that builds its schedule after `prepare`, from `len(loader)`, has a worker's part of the batches for its length. That one
+counts a worker's part, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from fractions import Fraction
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -25,7 +29,8 @@ class RunSchedule(LRScheduler):
 
     A call between two batches moves it to where the run's data is, counted in calls. A call outside of the loop over batches
     moves it to the number of epochs that the loop is through. One that is told a metric, and one without a prepared loader, is
-    passed on; the `place`-th of the worker's schedules, it goes on from its state when a run is resumed.
+    passed on; the `place`-th of the worker's schedules, it goes on from its state when a run is resumed. `later`: it was built
+    with what `prepare` returned.
 
     Under `ps.Clients` it goes by round, as in a script that calls it once after each: a client begins with its round's rate, and
     calls do nothing. `loader` finds what tells how far the run is, once there is one.
@@ -43,6 +48,7 @@ class RunSchedule(LRScheduler):
         state: WorkerState,
         by_round: bool = False,
         place: int = 0,
+        later: bool = False,
     ) -> None:
         if by_round and isinstance(schedule, ReduceLROnPlateau):
             raise ConfigurationError(
@@ -51,6 +57,7 @@ class RunSchedule(LRScheduler):
             )
         self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
         self.__dict__.update(_by_round=by_round, _first=None, _place=place, went_on=False)
+        self.__dict__["_part"] = _part_of(schedule, loader()) if later else Fraction(1)
         if (before := state.riders.of(Scheduling).before.states.get(place)) is not None:
             schedule.load_state_dict(before)
             self.went_on = True
@@ -105,7 +112,7 @@ class RunSchedule(LRScheduler):
     def _follow(self) -> None:
         loader = self._loader()
         assert loader is not None, "it tells how far the run is"
-        self.go_to(loader.position * self._calls // max(1, loader.read))
+        self.go_to(int(loader.position * self._calls * self._part / max(1, loader.read)))
 
     def go_to(self, calls: int) -> None:
         """Be where the script on its own is after so many calls; it never goes back, nor beyond its end."""
@@ -133,6 +140,18 @@ class RunSchedule(LRScheduler):
             self.__dict__[name] = value
         else:
             setattr(self._schedule, name, value)
+
+
+def _part_of(schedule: LRScheduler, loader: LeasedLoader | None) -> Fraction:
+    """Of a script's calls, how many a schedule counts that was built after `prepare`."""
+    if loader is None or not loader.measured or isinstance(schedule, ReduceLROnPlateau) or loader.part == 1:
+        return Fraction(1)
+    warn(
+        f"{type(schedule).__name__} was built after prepare, and len(loader) is one worker's part by then. Where it goes by "
+        f"batch, it counts {loader.part} of all batches, to end where the training ends; build it before prepare if its "
+        "numbers are of all the data"
+    )
+    return loader.part
 
 
 def _passed_on(name: str) -> Any:

@@ -272,7 +272,7 @@ class Worker:
 
         Args:
             given: of each kind one or several; None stays None. A scheduler that is made later, with what this returned, can be
-                given to a second call.
+                given to a second call; if `len(loader)` was asked by then, it counts one worker's part of the batches.
             after_step: a function of the parameters by name that changes them in place, such as a clamp or a mask. The server
                 applies it to every new version, and a worker after each step of its own optimizer.
             trainable: "now": what needs a gradient; "all": whatever the optimizer holds, so that it may be unfrozen later
@@ -330,7 +330,8 @@ class Worker:
         for one in sorted_out.schedulers:
             if id(one) not in self._prepared:
                 by_round, place = self._clients is not None, len(self._schedules)
-                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place)
+                later = id(one.optimizer) not in self._prepared
+                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place, later)
                 self._prepared[id(one)] = schedule
                 self._schedules.append(schedule)
         returned = tuple(None if one is None else self._prepared[id(one)] for one in given)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 from typing import Any
 
@@ -70,6 +71,7 @@ class LeasedLoader(StandIn):
         self.epochs = 0  # how many the loop has begun, and been through but for the one that it is in
         self.within = False  # whether the loop is in an iteration
         self.read = 0  # how many batches this process was given
+        self.measured = False  # whether the script has asked for its length, which is a part
         self.empty_pass = False  # whether there was no batch for the last iteration
         self._total = self._order.total
         if self._total == 0:
@@ -93,6 +95,11 @@ class LeasedLoader(StandIn):
         self._open = False  # an iteration has begun and not come to its end
 
     def __len__(self) -> int:
+        self.measured = True
+        return self._length
+
+    @property
+    def _length(self) -> int:
         return ceil(self._total / self._workers)
 
     def __iter__(self) -> Iterator[Any]:
@@ -164,6 +171,11 @@ class LeasedLoader(StandIn):
             return self.read
         used = round(self._told * self._total) + self._here * self._workers  # about as many on each of the others
         return max(0, min(used * self._together, self.epochs * self._order.plain.total))
+
+    @property
+    def part(self) -> Fraction:
+        """Of the batches of an epoch, as a script on its own would count them, how many its length says."""
+        return Fraction(self._length, self._order.plain.total)
 
     @property
     def progress(self) -> float:
