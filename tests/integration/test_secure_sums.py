@@ -13,6 +13,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,8 @@ from plesio.cli.settings import strategy_of
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.masking.noise import NORMALS
 from plesio.masking.numbers import trained
-from plesio.masking.words import MASKING
+from plesio.masking.site import Site
+from plesio.masking.words import MASKING, AllKeys, Came, Opened, Shares
 from plesio.memory.masked_sums import MaskedSums
 from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
@@ -97,6 +99,60 @@ def test_two_of_eight_sites_die_and_one_comes_back() -> None:
     secure, plain = run(ps.fedavg(secure=SECURE), machines=machines), run(ps.fedavg(), machines=machines)
     assert [one.worker for one in secure.summary.incidents if "died" in one.what] == [1, 7]
     assert furthest(secure, plain) < ROUNDS * SECURE.clip * 2.0**-16
+
+
+@pytest.mark.filterwarnings(
+    "ignore:what site 2 sealed for this one cannot be read", "ignore:the secure sum of this round"
+)
+@pytest.mark.parametrize(
+    ("lies", "words"),
+    [
+        ("keys", "site 2 is left out of each round in which it says this: the keys of site 2 are not signed"),
+        ("shares", "site 2 lies, and is left out from here on: it is at odds with the sites 0, 1, 3, 4"),
+        ("open", "site 2 lies, and is left out from here on: it opens a sum with other parts than it was given"),
+    ],
+)
+def test_a_site_that_lies_ends_nobody_elses_script(lies: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, shares, opened = Site.__init__, Site.shares, Site.open
+
+    def keys_of_another(self: Site, *what: Any) -> None:
+        made(self, *what)
+        if self.me == 2:
+            self.keys = msgspec.structs.replace(self.keys, signature=bytes(64))
+
+    def sealed_nothing(self: Site, told: AllKeys) -> Shares:
+        said = shares(self, told)
+        return said if self.me != 2 else msgspec.structs.replace(said, sealed=dict.fromkeys(said.sealed, bytes(82)))
+
+    def wrong_parts(self: Site, told: Came) -> Opened:
+        said = opened(self, told)
+        return said if self.me != 2 else Opened(dict.fromkeys(said.seeds, bytes(33)), said.keys)
+
+    name, lie = {
+        "keys": ("__init__", keys_of_another), "shares": ("shares", sealed_nothing), "open": ("open", wrong_parts),
+    }[lies]  # fmt: skip
+    monkeypatch.setattr(Site, name, lie)
+    done = run(ps.fedavg(secure=SECURE))
+    assert done.version == ROUNDS
+    assert [one.left for one in done.workers] == ["finished"] * SITES
+    assert words in [one.what[: len(words)] for one in done.incidents]
+
+
+@pytest.mark.filterwarnings("ignore:what site 2 sealed for this one cannot be read")
+def test_a_site_sits_out_no_more_than_a_few_rounds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = Site.shares
+
+    def sealed_nothing(self: Site, told: AllKeys) -> Shares:
+        said = shares(self, told)
+        if self.me == 2 and 0 in said.sealed:
+            said.sealed[0] = bytes(82)
+        return said
+
+    monkeypatch.setattr(Site, "shares", sealed_nothing)
+    monkeypatch.setattr("plesio.worker.exchanges.secure.UNREAD_MAX", 2)
+    done = run(ps.fedavg(secure=SECURE), on_worker_error="continue")
+    assert done.version == ROUNDS
+    assert any("in 3 rounds in turn what site 2 sealed for this one" in one.what for one in done.incidents)
 
 
 # What the head sees

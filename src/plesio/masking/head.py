@@ -11,7 +11,7 @@ still there. Whoever did not speak is out of the round, alive or dead.
 | open   | whose numbers came     | the sum -> keys                            | GivenUp    |
 
 Promises, which tests check by random runs: whoever drops out, and when, the sum is that of the sites whose numbers came; of no
-site do two secrets become known; below `threshold` none does.
+site do two secrets become known; below `threshold` none does. A site that is known to lie (`plesio.masking.suspects`) is outside.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 
 from plesio.masking import shamir
 from plesio.masking.keys import add_mask, agreed, commitment, context_of, public
+from plesio.masking.suspects import Suspects
 from plesio.masking.words import (
     AllKeys,
     Came,
@@ -62,6 +64,7 @@ class Head:
 
     def __init__(self, secure: SecureSums) -> None:
         self._secure, self.why = secure, ""
+        self.suspects = Suspects(secure.threshold)
         self.lives = defaultdict[int, int](partial(secrets.randbits, 62))
         """Another number for each process that is at a site."""
         self.begin()
@@ -75,12 +78,16 @@ class Head:
 
     def hear(self, site: int, said: Said) -> bool:
         """A site speaks; whether it counts. `ProtocolError`: it is not what it may say."""
+        if isinstance(said, Keys) and self.suspects.refuse(site, said, self.lives[site]):
+            said = Outside()
+        elif isinstance(said, Outside) and self.phase is Phase.SUM and {site, *said.unread} <= (self._inside or set()):
+            self.suspects.cannot_read(site, said.unread, self._keys)
         if not isinstance(said, KINDS[self.phase]) or (self._inside is not None and site not in self._inside):
             if not isinstance(said, Keys | Outside):  # of a newcomer, or of one that dropped out
                 raise ProtocolError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
             self._outside.add(site)
             return False
-        others = isinstance(said, Shares) and said.sealed.keys() != self._inside - {site}
+        others = isinstance(said, Shares) and not said.sealed.keys() | {site} == said.hashes.keys() == self._inside
         opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
         if others or opens or site in self._spoke:
             raise ProtocolError(
@@ -118,10 +125,16 @@ class Head:
             return dict.fromkeys(spoke, AllKeys(self._keys))
         if self.phase is Phase.SHARES:
             self._shares: dict[int, Shares] = spoke
-            parts = [(site, said.sealed) for site, said in spoke.items()]
-            return {one: ForSite({site: sealed[one] for site, sealed in parts if site != one}) for one in spoke}
+            return {one: self._for_site(one) for one in spoke}
         self._came, self._dropped = set(spoke), self._shares.keys() - spoke.keys()
         return dict.fromkeys(spoke, Came(tuple(sorted(spoke))))
+
+    def _for_site(self, one: int) -> ForSite:
+        others = {site: said for site, said in self._shares.items() if site != one}
+        sealed, hashes = (
+            {site: getattr(said, what)[one] for site, said in others.items()} for what in ("sealed", "hashes")
+        )
+        return ForSite(sealed, hashes)
 
     @property
     def share(self) -> float:
@@ -131,25 +144,39 @@ class Head:
 
     def unmask(self, words: np.ndarray) -> str:
         """Take the masks off the sum; the round is over. Why that cannot be: nothing of it is known then."""
-        opened = dict(list(self._spoke.items())[: self._secure.threshold])
         try:
-            why = self._why_not(opened) or self._unmask(words, opened)
+            return self._why_not(self._spoke) or self._unmask(words)
         except ProtocolError as error:
-            why = str(error)
-        self.begin()
-        return why
+            return str(error)
+        finally:
+            self.begin()
 
-    def _unmask(self, words: np.ndarray, opened: Mapping[int, Opened]) -> str:
+    def _unmask(self, words: np.ndarray) -> str:
         context = context_of(self._keys)
         for site in self._came:
-            seed = shamir.join({by + 1: said.seeds[site] for by, said in opened.items()})
-            if commitment(seed) != self._shares[site].commitment:
-                return f"the parts of the seed of site {site} do not fit"
-            add_mask(words, seed, -1)
+            add_mask(words, self._secret(site, "seed"), -1)
         for site in self._dropped:
-            key = shamir.join({by + 1: said.keys[site] for by, said in opened.items()})
-            if public(key) != self._keys[site].masking:
-                return f"the parts of the key of site {site} do not fit"
+            key = self._secret(site, "key")
             for other in self._came:  # it had added, or taken off, what it has in common with the one that is missing
                 add_mask(words, agreed(key, self._keys[other].masking, context, b"mask"), -1 if site > other else 1)
         return ""
+
+    def _secret(self, site: int, what: str) -> bytes:
+        """The seed or the key of a site, of those parts that are what their holders were given."""
+        shares, parts, first = self._shares[site], dict[int, bytes](), 0 if what == "seed" else 32
+        for by, said in self._spoke.items():
+            part = (said.keys if first else said.seeds)[site]
+            if commitment(part) == shares.hashes[by][first : first + 32]:
+                parts[by + 1] = part
+            else:
+                self.suspects.lies(by, self._keys[by], "it opens a sum with other parts than it was given")
+        if len(parts) < self._secure.threshold:
+            raise ProtocolError(
+                f"{len(parts)} of {len(self._spoke)} sites say right parts, and it takes {self._secure.threshold}"
+            )
+        secret = shamir.join(dict(islice(parts.items(), self._secure.threshold)))
+        is_right = public(secret) == self._keys[site].masking if first else commitment(secret) == shares.commitment
+        if not is_right:
+            self.suspects.lies(site, self._keys[site], f"the parts of its {what} that it gave the others do not fit")
+            raise ProtocolError(f"the parts of its {what} that site {site} gave the others do not fit")
+        return secret

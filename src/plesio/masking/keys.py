@@ -41,7 +41,7 @@ def agreed(secret: bytes, other: bytes, context: bytes, what: bytes) -> bytes:
     try:
         common = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise ProtocolError(f"a public key that nobody can agree on a key with: {error}") from None
+        raise ProtocolError(f"a public key that nobody can agree on a key with ({error})") from None
     return HKDF(SHA256(), 32, salt=context, info=b"plesio " + what).derive(common)
 
 
@@ -50,11 +50,12 @@ def seal(key: bytes, sender: int, parts: bytes) -> bytes:
     return ChaCha20Poly1305(key).encrypt(sender.to_bytes(12), parts, None)
 
 
-def unseal(key: bytes, sender: int, sealed: bytes) -> bytes:
+def unseal(key: bytes, sender: int, sealed: bytes) -> bytes | None:
+    """None: it was changed, or is of another round."""
     try:
         return ChaCha20Poly1305(key).decrypt(sender.to_bytes(12), sealed, None)
     except InvalidTag:
-        raise ProtocolError(f"what site {sender} encrypted for this one was changed, or is of another round") from None
+        return None
 
 
 def signed(identity: Ed25519PrivateKey, site: int, keys: Keys) -> Keys:
@@ -68,6 +69,13 @@ def check_signature(site: int, keys: Keys) -> None:
         raise ProtocolError(f"the keys of site {site} are not signed by its process: somebody changed them") from None
 
 
+def check_keys(site: int, keys: Keys) -> None:
+    """Make sure that the keys of a site are signed, and that others can agree on a key with them."""
+    check_signature(site, keys)
+    for one in (keys.sealing, keys.masking):
+        agreed(bytes(32), one, b"", b"check")  # X25519 gives zeros for a key of low order, whatever the secret
+
+
 def _signed_bytes(site: int, keys: Keys) -> bytes:
     return b"plesio keys" + b"".join([site.to_bytes(8), keys.sealing, keys.masking, keys.samples.to_bytes(8)])
 
@@ -76,8 +84,9 @@ def context_of(keys: Mapping[int, Keys]) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(sorted(keys.items()))).digest()
 
 
-def commitment(seed: bytes) -> bytes:
-    return hashlib.sha256(b"plesio seed" + seed).digest()
+def commitment(secret: bytes) -> bytes:
+    """The hash of a seed, or of a part of a secret: whoever says another one later is found out."""
+    return hashlib.sha256(b"plesio seed" + secret).digest()
 
 
 def add_mask(words: np.ndarray, key: bytes, sign: int) -> None:

@@ -91,26 +91,32 @@ class Site:
         self._others, self._context = told.keys, context_of(told.keys)
         places = [site + 1 for site in told.keys]
         seeds, keys = (shamir.split(secret, places, self._coefficients()) for secret in (self._seed, self._masking))
+        parts = {site: (seeds[site + 1], keys[site + 1]) for site in told.keys}
         sealed = {
-            site: seal(
-                self._agreed(self._sealing, keys_of.sealing, b"parts"), self.me, seeds[site + 1] + keys[site + 1]
-            )
+            site: seal(self._agreed(self._sealing, keys_of.sealing, b"parts"), self.me, b"".join(parts[site]))
             for site, keys_of in told.keys.items()
             if site != self.me
         }
-        self._parts[self.me] = seeds[self.me + 1], keys[self.me + 1]
-        return Shares(sealed, commitment(self._seed))
+        self._parts[self.me] = parts[self.me]
+        return Shares(sealed, commitment(self._seed), {site: _hashes(*of_it) for site, of_it in parts.items()})
 
-    def take(self, told: ForSite) -> None:
-        """The parts that the others have for it: they are the round from now on."""
+    def take(self, told: ForSite) -> tuple[int, ...]:
+        """The parts that the others have for it: they are the round from now on. Whose it cannot read, or are not what they said
+        to the head: then it is outside."""
+        unread = []
         for site, sealed in told.sealed.items():
             if site not in self._others or site == self.me:
                 raise ProtocolError(f"the head brings parts of site {site}, which said no keys")
-            parts = unseal(self._agreed(self._sealing, self._others[site].sealing, b"parts"), site, sealed)
-            self._parts[site] = parts[: shamir.PART_BYTES], parts[shamir.PART_BYTES :]
+            parts = unseal(self._agreed(self._sealing, self._others[site].sealing, b"parts"), site, sealed) or b""
+            self._parts[site] = seed, key = parts[: shamir.PART_BYTES], parts[shamir.PART_BYTES :]
+            if _hashes(seed, key) != told.hashes.get(site):
+                unread.append(site)
+        if unread:
+            return tuple(unread)
         self._check_enough(len(self._parts), "share keys")
         total = sum(self._others[site].samples for site in self._parts)
         self.weight = self.keys.samples / total if total else 0.0
+        return ()
 
     def mask(self, numbers: np.ndarray) -> None:
         """Mask its numbers, which are words by now, in place."""
@@ -146,3 +152,7 @@ class Site:
 
     def _coefficients(self) -> list[int]:
         return [int.from_bytes(self._random(48)) % shamir.PRIME for _ in range(self._secure.threshold - 1)]
+
+
+def _hashes(seed: bytes, key: bytes) -> bytes:
+    return commitment(seed) + commitment(key)

@@ -7,7 +7,8 @@
 | sum    | Masked      | its numbers, masked, in its slot                          | Came: whose numbers came    |
 | open   | Opened      | its parts of the seeds of who came, of the others' keys   | nothing: the version comes  |
 
-A site that came in the middle says Outside, and is told Wait. If a round comes to nothing, all are told GivenUp.
+A site that came in the middle, or cannot read its parts, says Outside, and is told Wait.
+If a round comes to nothing, all are told GivenUp.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ class Keys(Word):
 
 
 class Shares(Word):
-    """`commitment`: the hash of the seed, so that wrong parts of it are found out."""
+    """`commitment`: the hash of the seed. `hashes`: for each site, its own, too, of its part of the seed and of the key. So wrong
+    parts are found out, and who said them."""
 
     sealed: dict[int, Sealed]
     commitment: Bytes32
+    hashes: dict[int, Bytes64]
 
 
 class Masked(Word):
@@ -62,7 +65,9 @@ class Opened(Word):
 
 
 class Outside(Word):
-    pass
+    """`unread`: what these sites sealed for this one is not what the head has the hashes of, or cannot be read."""
+
+    unread: tuple[int, ...] = ()
 
 
 class AllKeys(Word):
@@ -71,6 +76,7 @@ class AllKeys(Word):
 
 class ForSite(Word):
     sealed: dict[int, Sealed]
+    hashes: dict[int, Bytes64]
 
 
 class Came(Word):

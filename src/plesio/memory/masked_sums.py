@@ -90,5 +90,6 @@ class MaskedSums:
             self._news.append(f"a secure sum was given up, and nothing of it is known: {why}")
 
     def take_news(self) -> str:
-        """A round that came to nothing, and why; empty if there was no more."""
-        return self._news.popleft() if self._news else ""
+        """A round that came to nothing, and why, or a site that is left out; empty if there was no more."""
+        news = self._head.suspects.news or self._news
+        return news.popleft() if news else ""
