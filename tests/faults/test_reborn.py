@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.local import patience
+from plesio.server.checkpoints import CheckpointStore
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from support import loops, remote
@@ -225,6 +229,69 @@ def test_a_server_that_is_stopped_is_killed_and_its_spare_goes_on() -> None:
     silent, went_on = (one.what for one in run.incidents)
     assert re.fullmatch(r"the server \(\d+\) has said nothing for 2 s: killed", silent)
     assert WENT_ON.fullmatch(went_on)
+
+
+class StopsInWriting:
+    """A training function. Where it arrives, the first checkpoint that is written stops its process in the middle."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, worker: ps.Worker) -> None:
+        loops.endless(worker, pause_s=0.005)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        save = CheckpointStore.save
+
+        def stops(store: CheckpointStore, *what: Any) -> Path:
+            if not (self.folder / "stopped").exists():
+                (self.folder / "stopped").touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return save(store, *what)
+
+        CheckpointStore.save = stops  # type: ignore[method-assign]
+
+
+def test_a_server_that_stands_still_while_it_writes_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+    run = ps.run(
+        StopsInWriting(tmp_path),
+        "async_sgd",
+        workers=2,
+        runs=tmp_path,
+        checkpoint=ps.Checkpoint(every_s=0.1),
+        timeout_s=3,
+        until=ps.Until(seconds=6),
+    )
+    silent, went_on = (one.what for one in run.incidents)
+    assert re.fullmatch(
+        r"the server \(\d+\) has said nothing for 3 s, and gets no further with a checkpoint: killed", silent
+    )
+    assert WENT_ON.fullmatch(went_on)
+
+
+@pytest.mark.parametrize(("gets_on", "ends_s"), [(False, 13), (True, 18)])
+def test_patience_with_a_server_that_writes_follows_its_progress_and_ends(
+    gets_on: bool, ends_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 20 s, when workers say that the server does not answer."""
+    now_s = 0
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(patience, "progress_of", lambda pid: f"{now_s if gets_on else 0} bytes")
+    one = patience.Patience(10.0, CtrlC())
+    one.begun_s = one.heard_s = 0.0
+    one.writes(True)
+    hangs = []
+    for now_s in range(25):
+        hangs += [now_s] * one.server_hangs(1)
+    assert hangs == [ends_s], "it is told once"
+
+
+def test_the_progress_of_a_process_is_its_work_and_what_it_writes(tmp_path: Path) -> None:
+    before = patience.progress_of(os.getpid())
+    assert before
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    assert patience.progress_of(os.getpid()) != before
 
 
 def slow(model: Any) -> dict[str, float]:

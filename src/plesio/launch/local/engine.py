@@ -431,8 +431,10 @@ class LocalEngine:
         """Do what is due: faults, targets, and the end of a server that is silent and of workers that were asked to end."""
         processes, patience = self._processes, self._patience
         workers_left = not all(process.gone for process in processes.workers)
-        if self._job.config.is_durable and self._outcome.final is None and patience.server_hangs():
-            what = f"the server ({processes.server.pid}) has said nothing for {self._job.config.timeout_s:g} s: killed"
+        server = processes.server.pid
+        if self._job.config.is_durable and self._outcome.final is None and patience.server_hangs(server):
+            at = ", and gets no further with a checkpoint" if patience.writing else ""
+            what = f"the server ({server}) has said nothing for {self._job.config.timeout_s:g} s{at}: killed"
             self._happened(None, what)
             processes.server.kill()
         silence_s = patience.silence_s(workers_left)

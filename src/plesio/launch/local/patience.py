@@ -1,12 +1,15 @@
 """How long the launcher waits for whom: a grace after a stop, and deadlines for a silent server and for the last evaluation.
 
-After Ctrl-C everything is to end within 5 s, with what is written then. The time in which the server writes a checkpoint never
-counts: it hears of nothing meanwhile, and the workers wait for it.
+After Ctrl-C everything is to end within 5 s, with what is written then. The time in which the server writes a checkpoint does not
+count: it hears of nothing meanwhile, and the workers wait for it. During training that has an end, for the disk or the server may
+hang. It comes before the workers' own patience does, so that a spare has the time to answer them.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from plesio.launch.ctrl_c import CtrlC, name_of
 
@@ -15,6 +18,8 @@ START_S = 60.0
 GRACE_S = 3.0  # how long processes that were asked to end may take before they are killed
 INTERRUPT_GRACE_S = 2.0  # the same after Ctrl-C
 INTERRUPT_S = 2.5  # how long after Ctrl-C the launcher waits for anybody
+STALLED, LONGEST = 1.25, 1.75
+"""For so many times `timeout_s` a server that writes a checkpoint may get no further, and may write. Workers wait for twice."""
 JUDGE_S = 30.0
 """How long the last evaluation may take once the run was asked to stop. If nobody asked, `timeout_s`."""
 
@@ -32,6 +37,7 @@ class Patience:
         self.asked = self.writing = False  # to stop; a checkpoint
         self._silent = self._hangs = False
         self._asked_s = self._written_s = 0.0
+        self._got_to, self._got_on_s = "", 0.0  # the writing of a checkpoint
 
     def ask(self) -> None:
         self.asked, self._asked_s = True, time.monotonic()
@@ -85,12 +91,22 @@ class Patience:
         fell, self._silent = silent and not self._silent, silent
         return fell
 
-    def server_hangs(self) -> bool:
+    def server_hangs(self, pid: int) -> bool:
         """Whether it has, during training, said nothing for as long as a process may wait for another; once a silence. Workers
         wait for it twice as long."""
-        hangs = self._is_silent(self._timeout_s)
+        hangs = self._is_silent(self._timeout_s) or self._writing_hangs(pid)
         began, self._hangs = hangs and not self._hangs, hangs
         return began
+
+    def _writing_hangs(self, pid: int) -> bool:
+        """Whether that process writes a checkpoint during training, and gets no further."""
+        if self.begun_s is None or not self.writing or self.asked:
+            return False
+        now_s = time.monotonic()
+        if (got_to := progress_of(pid)) != self._got_to:
+            self._got_to, self._got_on_s = got_to, now_s
+        silent_s, stalled_s = now_s - self.heard_s, now_s - max(self.heard_s, self._got_on_s)
+        return stalled_s > STALLED * self._timeout_s or silent_s > LONGEST * self._timeout_s
 
     def _is_silent(self, allowed_s: float) -> bool:
         return self.begun_s is not None and not self.writing and time.monotonic() - self.heard_s > allowed_s
@@ -98,3 +114,12 @@ class Patience:
     def _waited_s(self, asked_s: float) -> float:
         """How long those who were asked to end at that time had for it."""
         return 0.0 if self.writing else time.monotonic() - max(asked_s, self._written_s)
+
+
+def progress_of(pid: int) -> str:
+    """The time on processors that a process has had, and the bytes that it has written; empty where the system does not say."""
+    got_to = ""
+    with suppress(OSError):
+        got_to = " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+        got_to += Path(f"/proc/{pid}/io").read_text()
+    return got_to
