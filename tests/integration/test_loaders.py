@@ -28,6 +28,7 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -635,3 +636,36 @@ def test_two_passes_at_once_are_refused(workers: int) -> None:
         ps.ConfigurationError, match=r"two passes over the prepared loader at once: .* take worker\.share"
     ):
         ps.run(beside_itself, "sync_sgd", workers=workers, engine=ps.Simulated("uniform"))
+
+
+def grows(worker: ps.Worker, sampled: bool, shared: bool) -> list[list[int]]:
+    """The data set, or the sampler's choice of it, is larger in each epoch, as in active learning."""
+    model, chosen = torch.nn.Linear(1, 1), [*range(13)]
+    rows = list(map(float, range(48 if sampled else 13)))
+    sampler = SubsetRandomSampler(chosen) if sampled else None
+    given = DataLoader(rows, 4, sampler=sampler)  # type: ignore[arg-type]
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, loader = worker.prepare(model, optimizer, None if shared else given)
+    seen: list[list[int]] = []
+    for epoch in range(3):
+        seen.append([])
+        for batch in worker.share(given) if shared else loader:
+            optimizer.zero_grad()
+            model(batch.float().view(-1, 1)).sum().backward()
+            optimizer.step()
+            seen[-1] += batch.int().tolist()
+        chosen += range(len(chosen), 16 + 16 * epoch)
+        rows += map(float, range(len(rows), len(chosen)))
+    return seen
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_that_grows_is_shared_out_anew_each_epoch_or_refused(workers: int, sampled: bool) -> None:
+    settings: Any = {"workers": workers, "engine": ps.Simulated("uniform")}
+    run = ps.run(partial(grows, sampled=sampled, shared=True), "sync_sgd", **settings)
+    together = [sorted(itertools.chain(*parts)) for parts in zip(*run.returned, strict=True)]
+    assert together == [[*range(13)], [*range(16)], [*range(32)]]
+    assert run.samples == 13 + 16 + 32
+    with pytest.raises(ps.ConfigurationError, match=r"over a list no longer gives the 4 batches .* worker\.share"):
+        ps.run(partial(grows, sampled=sampled, shared=False), "sync_sgd", **settings)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -44,7 +44,8 @@ class Order:
         self._sampler: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         sampler = self._sampler
         self._seed = seed
-        self._settings = _settings_of(sampler)
+        self._settings, self._told = _settings_of(sampler), _length_of(sampler)
+        self._of = type(loader.dataset).__name__
         self._subset = _digest(loader.dataset.indices) if isinstance(loader.dataset, Subset) else 0
         self._generators = generators_of(sampler)
         # the seed of the loader's processes comes from its generator, too, before each order
@@ -105,8 +106,18 @@ class Order:
     def _states(self) -> list[torch.Tensor]:
         return [one.get_state() for one in self._generators]
 
+    def refuse_length(self) -> NoReturn:
+        """An epoch is not as long as the first: others share it out by that length."""
+        raise ConfigurationError(
+            f"{type(self._sampler).__name__} over a {self._of} no longer gives the {self.total} batches an epoch of its length "
+            "at prepare, by which epochs are shared out. Where the data set changes, leave its loader out of prepare and loop "
+            "over worker.share(loader), called anew for each epoch; else have __len__ return what comes"
+        )
+
     def _draw(self, epoch: int) -> None:
         """Begin to draw an epoch, where need be with the one before it at its end."""
+        if _length_of(self._sampler) != self._told:
+            self.refuse_length()
         seed = self._seed + 1_000_003 * (epoch + 1)
         if self._settings is not None:
             batches: Any = _usual(*self._settings, seed)
@@ -244,6 +255,14 @@ def _settings_of(sampler: Any) -> tuple[int, int, bool, bool] | None:
     if type(sampler) is data.BatchSampler and usual:
         return len(inner), sampler.batch_size, sampler.drop_last, shuffled
     return (len(sampler), 0, False, False) if type(sampler) is data.SequentialSampler else None
+
+
+def _length_of(sampler: Any) -> object:
+    """What tells that an epoch is as long as another; None of a sampler without a length."""
+    try:
+        return len(sampler), _settings_of(sampler)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 class _Slices(Sequence[Any]):

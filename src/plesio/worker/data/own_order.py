@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from plesio.errors import ConfigurationError
 from plesio.worker.data.order import Order, can_draw_again, generators_of
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import RandomState
@@ -60,7 +59,4 @@ class OwnOrder(Order):
     def end(self) -> None:
         """A sampler may draw once more then."""
         if self._number == self.total and next(self._indices, None) is not None:
-            raise ConfigurationError(
-                f"{type(self._sampler).__name__} drew more than the {self.total} batches of its length: have __len__ return "
-                "what comes"
-            )
+            self.refuse_length()

@@ -5,7 +5,7 @@ A dead worker's part is not read by others, and this data is in no count of epoc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import InitVar, dataclass
 from itertools import islice
 from math import ceil
@@ -66,7 +66,8 @@ class SharedLoader(StandIn):
     def __iter__(self) -> Iterator[Any]:
         self.looped = True
         if self._workers == 1 and self._slices()[1] == 1:
-            return whole_pass(self._given, self._source)
+            batches = whole_pass(self._given, self._source)
+            return batches if self._sees_all() else self._counted(batches)
         epoch, self._passes = self._passes, self._passes + 1
         numbers = range(self._order.total)
         if self._sees_all():
@@ -74,16 +75,22 @@ class SharedLoader(StandIn):
         return self._part(epoch, range(self._shares.total)[self._rank :: self._workers])
 
     def _part(self, epoch: int, own: range) -> Iterator[Any]:
-        self._whole, trained, read = False, self._begun(), 0
-        for batch in self._made(epoch, own, *self._slices()):
-            read += (size := _size(batch))
-            self._used.samples += size
-            yield batch
-        if not trained():
-            self._used.samples -= read
+        self._whole = False
+        if not (yield from self._counted(self._made(epoch, own, *self._slices()))):
             yield from self._untrained(
                 epoch, (one for one in range(self._order.total) if one % self._workers != self._rank)
             )
+
+    def _counted(self, batches: Iterator[Any]) -> Generator[Any, None, bool]:
+        """The same batches; returns whether any was trained on."""
+        trained, read = self._begun(), 0
+        for batch in batches:
+            read += (size := _size(batch))
+            self._used.samples += size
+            yield batch
+        if not (any_trained := trained()):
+            self._used.samples -= read
+        return any_trained
 
     def _untrained(self, epoch: int, numbers: Iterable[int]) -> Iterator[Any]:
         """Batches of any worker's part."""
