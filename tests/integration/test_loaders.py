@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import random
 import sys
 import time
 import tracemalloc
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -669,3 +671,19 @@ def test_data_that_grows_is_shared_out_anew_each_epoch_or_refused(workers: int, 
     assert run.samples == 13 + 16 + 32
     with pytest.raises(ps.ConfigurationError, match=r"over a list no longer gives the 4 batches .* worker\.share"):
         ps.run(partial(grows, sampled=sampled, shared=False), "sync_sgd", **settings)
+
+
+def loads_in_many_processes(worker: ps.Worker) -> list[str]:
+    with warnings.catch_warnings(record=True) as told:
+        model, processes = torch.nn.Linear(1, 1), (os.cpu_count() or 1) + 1  # of one worker, torch warns
+        loader = DataLoader(TensorDataset(torch.ones(8, 1)), num_workers=processes)
+        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    return [str(one.message) for one in told]
+
+
+@pytest.mark.filterwarnings("ignore:nothing was trained")
+def test_one_warning_tells_of_all_workers_loader_processes() -> None:
+    first, second = ps.run(loads_in_many_processes, "async_sgd", workers=2, timeout_s=30.0).returned
+    each = (os.cpu_count() or 1) + 1
+    words = f"2 workers start num_workers={each} loader processes each, {2 * each} in all, and this host has"
+    assert ([one[: len(words)] for one in first], second) == ([words], [])

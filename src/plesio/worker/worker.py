@@ -23,7 +23,7 @@ from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
-from plesio.worker.data.source import StandIn, is_stream
+from plesio.worker.data.source import StandIn, is_stream, warn_of_processes
 from plesio.worker.data.use import B, DataUse, one_ahead
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Exchange
@@ -373,6 +373,8 @@ class Worker:
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
+        if self.rank == 0 and not self._context.inline:
+            warn_of_processes(given.loaders, self.workers)
         if others:
             self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import warnings
 from typing import Any, TextIO
 
 
@@ -45,6 +46,7 @@ def speak_as(worker: int, workers: int, log_level: int | None, rank: int = 0, ra
     """Begin each line that this process prints with its worker's number and its rank, if there are several; and print what it
     logs from `log_level` on, as the handlers of the process that called `ps.run` are not here."""
     if workers * ranks > 1:
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # all workers' are warned of together
         prefix = f"[{named(worker, rank, ranks)}] "
         for name in "stdout", "stderr":
             if getattr(sys, name) is not None:  # the caller may have closed it

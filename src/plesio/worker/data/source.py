@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import os
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from torch.utils import data
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
+from plesio.worker.warn import warn
 
 
 class StandIn:
@@ -50,6 +52,17 @@ def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.num_workers:
         kept += ["prefetch_factor", "persistent_workers", "multiprocessing_context"]
     return {name: getattr(loader, name) for name in kept}
+
+
+def warn_of_processes(loaders: Sequence[Any], workers: int) -> None:
+    """Of all workers' processes together, where torch warns of one worker's."""
+    each = max((getattr(one, "num_workers", 0) for one in loaders), default=0)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers > 1 and each * workers > cores:
+        warn(
+            f"{workers} workers start num_workers={each} loader processes each, {each * workers} in all, and this host has "
+            f"{cores} cores: more than cores make a loop slower; give the DataLoader a smaller num_workers"
+        )
 
 
 def _check_shareable(loader: DataLoader[Any]) -> None:
