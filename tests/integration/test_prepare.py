@@ -338,6 +338,10 @@ def misprepared(worker: ps.Worker, how: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if how == "another module's":
         optimizer.add_param_group({"params": line().parameters()})
+    if how == "a tensor's":
+        worker.prepare(model, optimizer, torch.optim.Adam([torch.zeros(1, requires_grad=True)]))
+    if how == "a tensor":
+        worker.prepare(model, optimizer, torch.zeros(1, requires_grad=True))
     if how == "a class":
         worker.prepare(model, torch.optim.SGD)
     worker.prepare(model, optimizer, loader, *([loader] if how == "a loader twice" else []))
@@ -352,9 +356,54 @@ def misprepared(worker: ps.Worker, how: str) -> None:
             "another module's",
             "parameters of the optimizer are not in the model.*or put all modules that it trains into one",
         ),
+        ("a tensor's", r"of no module, such as a temperature.* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
+        ("a tensor", r"given a Tensor; .* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
         ("complex", "phases: torch.complex64.* torch.view_as_real shows it, or a constant as a plain attribute"),
     ],
 )
 def test_invalid_arguments_of_prepare_are_refused_with_a_remedy(how: str, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
         ps.run(partial(misprepared, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
+
+
+# Tensors of no module, such as the temperature of soft actor-critic
+
+
+def tempered(worker: ps.Worker, how: str) -> float:
+    """ "anew": an optimizer for each step, as of an attack."""
+    model, alpha = line(), nn.Parameter(torch.zeros(1))
+    optimizer, tune = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([alpha])
+    on_write = "warn" if how == "warned of" else "refuse"
+    if how == "prepared":
+        both = worker.prepare(model, nn.ParameterList([alpha]), optimizer, tune)
+        model, _, optimizer, tune = both
+    else:
+        model, optimizer = worker.prepare(model, optimizer, on_write=on_write)
+    for _ in range(4):
+        worker.count(samples=1)
+        one_step(model, optimizer)
+        for _ in range(3):
+            tune.zero_grad()
+            ((1 - 2 * worker.rank) * alpha).sum().backward()
+            tune.step()
+        if how == "anew":
+            tune = torch.optim.Adam([alpha])
+    return alpha.item()
+
+
+@pytest.mark.parametrize(
+    ("how", "workers"), [("refused", 2), ("warned of", 2), ("anew", 2), ("prepared", 2), ("refused", 1)]
+)
+def test_an_optimizer_that_would_train_each_workers_own_tensor_is_refused(how: str, workers: int) -> None:
+    run = partial(ps.run, partial(tempered, how=how), "sync_sgd", engine=ps.Simulated("uniform"), workers=workers)
+    if (how, workers) == ("refused", 2):
+        with pytest.raises(
+            ps.ConfigurationError, match=r"step\(\) of Adam, which prepare was not given.*ParameterList"
+        ):
+            run()
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        values = run().returned
+    assert ["each worker trains its own" in str(one.message) for one in told] == [True] * (how == "warned of")
+    assert (len(set(values)) == 1) == (how == "prepared" or workers == 1)

@@ -31,6 +31,13 @@ class Described(msgspec.Struct, frozen=True):
     tables: dict[str, Place] = {}
 
 
+OF_NO_MODULE = (
+    "A tensor of no module, such as a temperature: make it t = torch.nn.Parameter(...), and give prepare "
+    "torch.nn.ParameterList([t]) and its optimizer, too"
+)
+"""What is said of an optimizer over a tensor that is in no module."""
+
+
 class Models(nn.ModuleList):
     """Several modules that are trained as one model."""
 
@@ -70,7 +77,7 @@ def describe(
     if groups:
         raise ConfigurationError(
             f"{len(groups)} parameters of the optimizer are not in the model given to prepare; "
-            "build the optimizer from that model's parameters(), or put all modules that it trains into one"
+            f"build the optimizer from that model's parameters(), or put all modules that it trains into one. {OF_NO_MODULE}"
         )
     if optimizer is not None and not any(spec.kind.moves for spec in specs):
         raise ConfigurationError("no parameter of the optimizer requires a gradient: there is nothing to train")

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -15,7 +15,7 @@ from plesio.errors import ConfigurationError
 from plesio.strategy.answers.answer import WHOLE
 from plesio.tables.converted import convert, large_dense
 from plesio.tables.module import named_tables
-from plesio.tensors.model import Models
+from plesio.tensors.model import OF_NO_MODULE, Models
 from plesio.tensors.several import Several
 from plesio.worker.clients import Clients
 from plesio.worker.exchanges.exchange import Exchange
@@ -56,7 +56,8 @@ class Given:
             home: list[Any] | None = next((home for kind, home in homes if isinstance(one, kind)), None)
             if home is None and not _is_data(one):
                 what = one if isinstance(one, type) else f"a {type(one).__name__}"
-                raise ConfigurationError(f"prepare was given {what}; it takes {ALLOWED}, one by one")
+                more = f". {OF_NO_MODULE}" if isinstance(one, Tensor) else ""
+                raise ConfigurationError(f"prepare was given {what}; it takes {ALLOWED}, one by one{more}")
             (given.loaders if home is None else home).append(one)
         return given
 
@@ -147,5 +148,7 @@ class Given:
 
 def _is_data(one: Any) -> bool:
     if isinstance(one, (list, tuple)) and one and isinstance(one[0], Optimizer | nn.Module | LRScheduler):
+        return False
+    if isinstance(one, Tensor) and one.requires_grad:
         return False
     return isinstance(one, (DataLoader, dict)) or (hasattr(one, "__getitem__") and isinstance(one, Sized))

@@ -282,7 +282,8 @@ class Worker:
                 `ps.Clients` each client's: it is never sent, and neither a version nor `run.state_dict` has it
                 (docs/federated.md).
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
-                raises at the next step, "warn" warns and lets it go.
+                raises at the next step, "warn" warns and lets it go. The same where, of several workers, each would train tensors
+                of its own by an optimizer that prepare was not given.
             tables: each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` with more rows than this becomes a table
                 at the server (docs/tables.md). Its rows step as its optimizer says: SGD, Adagrad or SparseAdam.
 
@@ -323,7 +324,9 @@ class Worker:
         if self._exchange is None:
             sorted_out.check()
             empty = sorted_out.convert(tables) if tables is not None else []
-            self._take_part(sorted_out, after_step, trainable == "all", share).lets_writes_go = on_write == "warn"
+            exchange = self._take_part(sorted_out, after_step, trainable == "all", share)
+            exchange.lets_writes_go = on_write == "warn"
+            exchange.own_tensors = on_write if self.workers > 1 and not exchange.by_client else ""
             self._prepared |= {id(one): one for one in empty}
         else:
             self._prepare_more(sorted_out, self._exchange)
