@@ -25,7 +25,7 @@ class Rebirths:
         self._turn = generation, turn
         self._at_s.append(now_s)
         if again:
-            return "its successor had died of the same message"
+            return "its successor had died of the same message, or was killed in the middle of it"
         if len(self._at_s) == DEATHS_MAX and now_s - self._at_s[0] < WITHIN_S:
             return f"{DEATHS_MAX} died within {now_s - self._at_s[0]:.0f} s"
         return ""
