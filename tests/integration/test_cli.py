@@ -391,14 +391,15 @@ def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str])
     assert error.count("\n") == 1
 
 
-def test_a_lost_server_leaves_the_command_to_resume_with(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--workers", "2", "--checkpoint-every-s", "0.1", "--kill", "server:0.8", "--pace", "0.02"]
-    options += ["--durability", "none"]
+@pytest.mark.parametrize("who", [["server"], ["0", "1"]], ids=["server", "workers"])
+def test_whoever_is_lost_there_is_a_command_to_resume_with(who: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--workers", "2", "--checkpoint-every-s", "0.1", "--pace", "0.02", "--durability", "none"]
+    options += [word for one in who for word in ("--kill", f"{one}:0.8")]
     assert main(["run", script(), *options]) == 1
     (folder,) = Path("runs").iterdir()
     told = capsys.readouterr()
     assert told.out.endswith(f"go on with: plesio run script.py {' '.join(options)} --resume {folder}\n")
-    assert f"; go on from the last checkpoint with resume={str(folder)!r}; " in told.err
+    assert f"; go on from the last checkpoint with resume={str(folder)!r}" in told.err
 
 
 @pytest.mark.parametrize(
