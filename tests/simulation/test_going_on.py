@@ -133,6 +133,33 @@ def test_by_default_only_workers_whose_messages_take_time_go_on(tmp_path: Path) 
     assert went_on == {0, 1}
 
 
+def trained(worker: ps.Worker, make: Any) -> None:
+    model = nn.Linear(2, 1)
+    data = DataLoader(TensorDataset(torch.randn(96, 2), torch.randn(96, 1)), batch_size=4)
+    model, optimizer, loader = worker.prepare(model, make(model.parameters()), data)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "make", "expected"),
+    [
+        (ps.local_sgd(3), partial(torch.optim.SGD, lr=0.01, momentum=0.9), set()),
+        (ps.diloco(3), partial(torch.optim.SGD, lr=0.01, momentum=0.9), set()),
+        (ps.local_sgd(3, overlap=True), partial(torch.optim.SGD, lr=0.01, momentum=0.9), {0, 1, 2, 3}),
+        (ps.async_local_sgd(3), partial(torch.optim.SGD, lr=0.01, momentum=0.9), {0, 1}),
+        (ps.local_sgd(3), partial(torch.optim.SGD, lr=0.01), {0, 1}),
+        (ps.local_sgd(3), torch.optim.AdamW, {0, 1}),
+    ],
+)
+def test_by_default_momentum_waits_in_rounds(strategy: Strategy, make: Any, expected: set[int], tmp_path: Path) -> None:
+    """There what going on costs is more than it gains (docs/local-steps.md)."""
+    run = simulated(partial(trained, make=make), strategy, tmp_path)
+    assert {one.worker for one in run.workers if one.went_on} == expected
+
+
 def test_staleness_is_counted_from_the_version_of_the_first_step(tmp_path: Path) -> None:
     """In a round of all, an answer that is taken late is of the version before."""
     waits, goes_on = (simulated(counting, ps.local_sgd(3, overlap=way), tmp_path) for way in (False, True))

@@ -41,6 +41,7 @@ from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.local import is_split
+from plesio.tensors.optimizer_spec import has_momentum
 from plesio.transport.board import Board
 from plesio.transport.held import Held
 from plesio.transport.island_group import IslandGroup
@@ -114,6 +115,8 @@ class Participation(ABC):
     inline = False
     away = False
     """Whether it is on another host than the server."""
+    late = False
+    """Whether it goes on while an answer travels."""
     lenient: bool
     by_round = False
     refused = False
@@ -214,6 +217,7 @@ class Participation(ABC):
         tables = named_tables(given.model)
         if place.first and any(one.rows for one in tables.values()):
             place.bring({name: one.kept() for name, one in tables.items()})
+        self.late = self._strategy.goes_on(self.away, has_momentum(given.optimizer))
         exchange = self._exchange = self._build(given, tensors, place, used, shards)
         if self.island.group is not None:
             self.island.group.total([])  # what each of its ranks brings lies there
@@ -304,11 +308,6 @@ class Participation(ABC):
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         """This process is a rank of an island, whose ranks agree by `group`."""
         raise NotImplementedError
-
-    @property
-    def late(self) -> bool:
-        """Whether this worker goes on while an answer travels."""
-        return self._strategy.goes_on(self.away)
 
     def _expected(self, kind: type[Reply], reply: object) -> Reply:
         """The message, if it is of this kind; what the server refuses is raised here."""

@@ -304,9 +304,11 @@ class Strategy:
         even = answers.Steps, answers.PostLocal, answers.Shown
         return self.gather == answers.Round() and isinstance(self.every, even)
 
-    def goes_on(self, away: bool) -> bool:
-        """Whether a worker does while its answers travel; `away`: it is on another host than the server."""
-        return self.adopt.late and (away or not self.adopt.away)
+    def goes_on(self, away: bool, momentum: bool = False) -> bool:
+        """Whether a worker does while its answers travel; `away`: it is on another host than the server. By default nobody whose
+        own optimizer has `momentum` does in rounds: there it costs what it gains, and more (docs/decisions/0015)."""
+        by_default = away and not (momentum and self.gather.in_rounds)
+        return self.adopt.late and (by_default or not self.adopt.away)
 
     @property
     def in_memory(self) -> Strategy | None:

@@ -218,6 +218,16 @@ def unsendable(value: Any) -> str:
     return ""
 
 
+def has_momentum(optimizer: Optimizer) -> bool:
+    """Whether any group has a `momentum`, as of SGD. Adam's first moment is none: it divides each step by the second.
+
+    >>> model = torch.nn.Linear(1, 1)
+    >>> has_momentum(torch.optim.SGD(model.parameters(), momentum=0.9)), has_momentum(torch.optim.AdamW(model.parameters()))
+    (True, False)
+    """
+    return any(group.get("momentum") for group in optimizer.param_groups)
+
+
 def settings_of(optimizer: Optimizer) -> Groups:
     """The parameter groups as they are now: equal to `optimizer.param_groups` until somebody changes a setting.
 

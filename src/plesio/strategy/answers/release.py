@@ -97,8 +97,8 @@ class Rebase(Answer):
     on top: w = w_global + (w - w_sent). With an `alpha` below 1 it goes that part of the way, as with `Blend`:
     w += alpha (w_global - w_sent).
 
-    `codec`: as of `Replace`. `away`: only workers on another host than the server go on; the others take the answer as
-    with `Replace`, or `Blend`.
+    `codec`: as of `Replace`. `away`: only workers on another host than the server go on, in rounds only those whose optimizer
+    has no `momentum`; the others take the answer as with `Replace`, or `Blend`.
 
     Raises:
         StrategyError: `alpha` is not above 0 and at most 1.

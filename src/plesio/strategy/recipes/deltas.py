@@ -40,7 +40,7 @@ def diloco(
         lr, momentum: the outer optimizer's.
         codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
         overlap: whether workers train on while their answers travel (docs/local-steps.md); None: those on other hosts than the
-            server do.
+            server do; in rounds only those whose own optimizer has no `momentum`.
         fragments: in how many parts the model is exchanged, one every H / fragments steps: the peak on the link is so much lower.
 
     Source: Douillard et al. 2023, arXiv 2311.08105; fragments: Douillard et al. 2025, arXiv 2501.18512.
