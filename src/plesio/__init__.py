@@ -9,6 +9,7 @@ from plesio import cluster as cluster
 from plesio import splits as splits
 from plesio.cluster import Cluster as Cluster
 from plesio.config.checkpoint import Checkpoint as Checkpoint
+from plesio.config.evaluations import Rounds as Rounds
 from plesio.config.faults import Kill as Kill
 from plesio.config.faults import Pace as Pace
 from plesio.config.faults import Slow as Slow

@@ -6,8 +6,9 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from plesio.errors import PlesioError, RunInterrupted, is_engine, unknown_name
 
@@ -44,6 +45,30 @@ def entry(
         return checked
 
     return decorate
+
+
+def entered(function: Callable[P, AbstractContextManager[R]]) -> Callable[P, AbstractContextManager[R]]:
+    """Decorate a public context manager: plesio's errors leave its `with` without plesio's own frames."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[R]:
+        return _Entered(function(*args, **kwargs))
+
+    return called
+
+
+class _Entered(AbstractContextManager[R]):
+    def __init__(self, inner: AbstractContextManager[R]) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> R:
+        try:
+            return self._inner.__enter__()
+        except PlesioError as error:
+            raise error.with_traceback(_users_frames(error.__traceback__)) from _users_cause(error)
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._inner.__exit__(*raised)
 
 
 def _users_cause(error: BaseException) -> BaseException | None:

@@ -6,7 +6,7 @@ A message says what happened, the value, what was allowed and what to do.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -227,16 +227,15 @@ def is_own(error: BaseException) -> bool:
     return error_class(type(error).__name__) is type(error)
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for an unknown name: the name, the known ones, the closest match."""
+def unknown_name(kind: str, name: str, known: Iterable[str], others: Mapping[str, str] = {}) -> str:
+    """The message for an unknown name: the name, the known ones, the closest match; `others`: what others call some of them."""
     names = sorted(known)
     if not names:
         return f"unknown {kind} {name!r}; there are none"
     same = OTHER_WORDS.get(name)
-    close = (
-        [same] if same in names else (get_close_matches(name, names, 1) or get_close_matches(name.lower(), names, 1))
-    )
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    words = {**others, **{one: one for one in names}}
+    close = [same] if same in names else get_close_matches(name, words, 1) or get_close_matches(name.lower(), words, 1)
+    hint = f"; did you mean {words[close[0]]!r}?" if close else ""
     return f"unknown {kind} {name!r}; known: {', '.join(names)}{hint}"
 
 

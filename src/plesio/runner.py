@@ -13,6 +13,7 @@ from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
+from plesio.config.evaluations import Every
 from plesio.config.faults import Fault, Pace
 from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
@@ -49,7 +50,8 @@ def run(
     pace: Pace | float | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     model: Callable[[], nn.Module] | None = None,
-    evaluate_every_s: float = 1.0,
+    evaluate_every: Every | None = None,
+    evaluate_every_s: float | None = None,
     on_round: Callable[[Round], object] | None = None,
     until: Until | None = None,
     on_worker_error: str = "raise",
@@ -86,7 +88,10 @@ def run(
         evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be
             torn); returns a dict of metric names and numbers.
         model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's, split among its processes.
-        evaluate_every_s: pause between two evaluations, in seconds.
+        evaluate_every: how often evaluate(model) is called: `ps.Rounds(n)` (versions), `ps.Steps(n)` of all workers, or
+            `ps.Seconds(s)` after the last. Training does not wait: what is due while one is under way is left out.
+        evaluate_every_s: pause between two evaluations, in seconds. Left out: 0.5, and under a federated recipe each round is
+            evaluated.
         on_round: called in this process with each version (a `ps.Round`) before the next round begins. It may evaluate every
             version, choose clients, stop the run. Workers wait meanwhile, for `timeout_s` at most. What it raises ends the run.
         until: when to stop before the training functions return: `ps.Until(accuracy=0.95, seconds=30)`.

@@ -559,6 +559,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
     [
         ("run nowhere.py", "there is no file nowhere.py"),
         ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
+        ("run script.py --strategy asinc", "did you mean 'async_sgd'?"),
         ("run script.py --strategy ddp", "unknown strategy 'ddp'; plesio calls it allreduce"),
         ("run script.py --strategy hogwild!", "unknown strategy 'hogwild!'; plesio calls it hogwild"),
         ("simulate script.py --cluster uniform --strategy ssp(s=2)", "plesio calls it bounded_staleness"),

@@ -227,5 +227,7 @@ def test_the_folder_can_be_named_without_a_command(capsys: pytest.CaptureFixture
     Path("elsewhere").rename("others/one")
     assert main(["runs", "--runs", "others"]) == 0
     assert "one" in capsys.readouterr().out
-    assert main(["runs", "--runs", "others", "list"]) == 2
-    assert "give --runs behind list" in capsys.readouterr().err
+    assert main(["runs", "--runs", "others", "list"]) == 0
+    assert "one" in capsys.readouterr().out
+    assert main(["runs", "--runs", "others", "compare", "others/one"]) == 2
+    assert "compare takes run folders; leave --runs out" in capsys.readouterr().err

@@ -292,6 +292,28 @@ def test_a_clients_steps_take_its_own_time() -> None:
         assert one.seconds / one.turns / -(-sizes[one.client] // 8) == pytest.approx(speeds[one.client])
 
 
+def test_rounds_shorter_than_their_evaluation_are_told_and_the_first_version_is_seen(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+
+    def loop(worker: ps.Worker) -> None:
+        model = build()
+        model, optimizer, lent = worker.prepare(model, optimizer_of(model, "sgd"), clients())
+        for client in lent:
+            for inputs, labels in client:
+                step(model, optimizer, inputs, labels)
+        over.touch()
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        while not over.exists():
+            time.sleep(0.01)
+        return {"weight": float(model[0].weight.sum())}
+
+    with pytest.warns(RuntimeWarning, match=r"\b[01] of 5 rounds were evaluated, .* evaluate_every=ps\.Rounds\(5\)"):
+        run = ps.run(loop, ps.fedavg(), workers=2, evaluate=evaluate, timeout_s=60)
+    assert run.history[0].version == 0
+    assert run.history[-1].version == 5
+
+
 def test_clients_are_evaluated_before_and_after_on_what_they_hold_out() -> None:
     def accuracy(model: nn.Module, batches: Any) -> dict[str, float]:
         assert not model.training

@@ -12,6 +12,8 @@ from torch.utils.data import TensorDataset
 
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
+from plesio.observe.figures import strategy
+from plesio.observe.standing import ALL
 from plesio.protocol.journal import Folded, read_journal
 from support.loops import CLASSES, FEATURES, data
 
@@ -98,6 +100,57 @@ def test_every_version_is_evaluated_and_an_end_is_noticed() -> None:
     assert early.version <= 2
     assert "accuracy" in early.ended
     assert looked(lambda round: round.version == 2 and round.stop("enough")).ended == "enough"
+
+
+@pytest.mark.parametrize(
+    ("every", "versions"),
+    [(None, [0, 1, 2, 3, 4, 4]), (ps.Rounds(2), [0, 2, 4, 4]), (ps.Seconds(1e6), [0, 4]), (ps.Steps(10**6), [0, 4])],
+)
+def test_federated_rounds_are_evaluated_each_from_before_the_first(every: Any, versions: list[int]) -> None:
+    run = ps.run(
+        partial(train, rounds=4),
+        ps.fedavg(),
+        workers=2,
+        evaluate=accuracy,
+        evaluate_every=every,
+        engine=ps.Simulated("uniform"),
+    )
+    assert [one.version for one in run.history] == versions
+    assert strategy(run.summary)["spent"]["rounds"][-1] == 4
+
+
+def by_hand(worker: ps.Worker) -> None:
+    net = model()
+    net, optimizer = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for _ in range(10):
+        worker.count(samples=1)
+        net(INPUTS[:1]).sum().backward()
+        optimizer.step()
+
+
+def test_other_strategies_are_evaluated_by_steps_or_rounds_too() -> None:
+    steps = ps.run(
+        by_hand, "sync_sgd", workers=2, evaluate=accuracy, evaluate_every=ps.Steps(6), engine=ps.Simulated("uniform")
+    )
+    assert [one.samples for one in steps.history] == [0, 6, 12, 18, 20]
+    assert [one.version for one in steps.history] == [0, 3, 6, 9, 10]
+
+
+def test_what_clients_log_is_a_curve_of_all_with_their_spread() -> None:
+    def logs(worker: ps.Worker) -> None:
+        net = model()
+        net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), clients(rounds=3))
+        for client in lent:
+            for inputs, labels in client:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(net(inputs), labels).backward()
+                optimizer.step()
+            client.log(accuracy=client.id / 10)
+
+    run = ps.run(logs, ps.fedavg(), workers=2, evaluate=accuracy, engine=ps.Simulated("uniform"))
+    told = [one.metrics for one in run.logged if one.worker == ALL]
+    assert len(told) == 3
+    assert all(one["clients/accuracy/worst_tenth"] < one["clients/accuracy"] for one in told)
 
 
 def test_clients_are_evaluated_on_what_they_hold_out() -> None:

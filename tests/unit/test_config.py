@@ -95,7 +95,7 @@ CHOSEN: dict[str, Any] = {
     "data": "shards",
     "faults": [ps.Slow(worker=0, factor=10), ps.Kill(worker=1, after_s=2.5), ps.Kill(after_s=9)],
     "pace": ps.Pace(step_s=0.02, jitter=0.1),
-    "evaluate_every_s": 0.25,
+    "evaluate_every": ps.Rounds(5),
     "until": ps.Until(accuracy=0.95, steps=1000, seconds=30),
     "on_worker_error": "continue",
     "on_nonfinite": "raise",
@@ -114,7 +114,6 @@ DEFAULTS = {
     "engine": "local",
     "data": "leases",
     "faults": [],
-    "evaluate_every_s": 1.0,
     "on_worker_error": "raise",
     "on_nonfinite": "discard",
     "timeout_s": 300.0,
@@ -132,7 +131,7 @@ def test_first_of_by_name_takes_its_default_from_the_workers() -> None:
 
 
 def test_run_toml_holds_every_setting() -> None:
-    assert CHOSEN.keys() | {"strategy", "workers"} == FIELDS.keys()
+    assert CHOSEN.keys() | {"strategy", "workers", "evaluate_every_s"} == FIELDS.keys()
     strategy = ps.local_sgd(every=ps.Seconds(0.3))
     document = written(RunConfig(strategy=strategy, workers=4, **CHOSEN))
     slow, kill = {"kind": "Slow", "worker": 0, "factor": 10}, {"kind": "Kill", "worker": 1, "after_s": 2.5}
@@ -141,6 +140,7 @@ def test_run_toml_holds_every_setting() -> None:
         "workers": 4,
         "faults": [slow, kill, {"kind": "Kill", "after_s": 9}],
         "pace": {"step_s": 0.02, "jitter": 0.1},
+        "evaluate_every": {"rounds": 5},
         "until": {"accuracy": 0.95, "steps": 1000, "seconds": 30},
         "checkpoint": {"every_s": 30, "keep": 3},
     }
@@ -171,6 +171,11 @@ def test_run_toml_of_a_run_is_as_documented(tmp_path: Path) -> None:
     [
         ({"pace": 0.1}, r"is for real processes; under Simulated"),
         ({"faults": [ps.Slow(worker=0, factor=2)]}, r"is for real processes; under Simulated"),
+        (
+            {"evaluate_every": ps.Rounds(2), "evaluate_every_s": 1.0},
+            "every 2 rounds and evaluate_every_s=1 say the same",
+        ),
+        ({"evaluate_every": 3}, r"evaluate_every=3: ps\.Rounds\(n\), ps\.Steps\(n\) or ps\.Seconds\(s\)"),
         ({"threads": 2}, r"threads=2 is for processes of this host; a simulated run has one"),
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],
@@ -218,7 +223,7 @@ def test_a_full_disk_leaves_no_empty_run_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_settings_in_words_and_as_a_document() -> None:
     words = RunConfig(strategy="sync_sgd", workers=4, until=Until(steps=8)).in_words()
-    asked = "workers=4, ranks=1, engine=local, data=leases, evaluate_every_s=1.0, until=Until(steps=8), on_"
+    asked = "workers=4, ranks=1, engine=local, data=leases, until=Until(steps=8), on_"
     assert words.startswith(asked)
     document = RunConfig(strategy="sync_sgd", workers=4, until=Until(accuracy=0.9)).as_document()
     assert document["run"]["until"] == {"accuracy": 0.9}

@@ -20,7 +20,7 @@ from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
 from plesio.cli.typed import in_words, values_of
 from plesio.cluster.presets import PRESETS
-from plesio.config import SETTINGS, RunConfig
+from plesio.config import RunConfig
 from plesio.config.setting import Option
 from plesio.config.until import MetricMissingError, Until
 from plesio.core.events import Verdict
@@ -56,7 +56,6 @@ INSTEAD = [
            kind=int | None),
     Option("--cluster", "Simulate these machines, in virtual time, instead of starting processes: "
            f"{', '.join(PRESETS)}; or a TOML file.", "NAME|FILE", str | None),
-    Option("--evaluate-every-s", SETTINGS["evaluate_every_s"].help, "SECONDS", float, 0.1),
     Option("--budget-s", "How long each strategy may take.", "SECONDS", float, 30.0),
 ]  # fmt: skip
 

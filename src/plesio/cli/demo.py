@@ -12,7 +12,9 @@ from plesio.errors import ConfigurationError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PLACES = (PACKAGE, PACKAGE.parents[1])  # an installed wheel, and a clone
-OPTIONS = "--workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95 --budget-s 30 --report demo.html"
+OPTIONS = (
+    "--workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95 --evaluate-every-s 0.1 --budget-s 30 --report demo.html"
+)
 
 
 def demo(context: typer.Context) -> int:

@@ -38,7 +38,11 @@ def runs(context: typer.Context, runs: Runs = Path("runs")) -> None:
     if command is None:
         listed(runs)
     elif runs != Path("runs"):
-        raise ConfigurationError(f"plesio runs --runs {runs} {command}: give --runs behind {command}")
+        if command not in ("list", "prune"):
+            raise ConfigurationError(
+                f"plesio runs --runs {runs} {command}: {command} takes run folders; leave --runs out"
+            )
+        context.default_map = {command: {"runs": str(runs)}}  # as if it were given behind the command
 
 
 @commands.command(cls=Command, name="list", epilog="For example: plesio runs list --strategy async_sgd --sort accuracy")

@@ -42,7 +42,7 @@ def log_to(console: Console) -> None:
     log.addHandler(RichHandler(console=console, show_level=False, show_path=False, log_time_format="%X"))
 
 
-@takes_settings(but=["engine", "faults", "pace", "evaluate_every_s"])
+@takes_settings(but=["engine", "faults", "pace", "evaluate_every", "evaluate_every_s"])
 def serve(
     context: typer.Context,
     *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from plesio.cluster import Cluster
 from plesio.cluster.presets import PRESETS
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.checkpoint import Checkpoint
+from plesio.config.evaluations import Rounds
 from plesio.config.faults import Fault, Kill, Pace, Slow
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -118,7 +119,14 @@ def _checkpoint(typed: Typed, workers: int) -> Checkpoint | None:
     return None if every_s is None else Checkpoint(every_s=every_s)
 
 
-READERS = {"engine": _engine, "faults": _faults, "pace": _pace, "until": _until, "checkpoint": _checkpoint}
+def _every(typed: Typed, workers: int) -> Rounds | None:
+    rounds = typed["evaluate_every_rounds"]
+    return None if rounds is None else Rounds(rounds)
+
+
+READERS: dict[str, Callable[[Typed, int], Any]] = {
+    "engine": _engine, "faults": _faults, "pace": _pace, "evaluate_every": _every, "until": _until, "checkpoint": _checkpoint,
+}  # fmt: skip
 """How to read the settings for which `--name VALUE` is not enough."""
 
 

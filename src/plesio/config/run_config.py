@@ -19,6 +19,7 @@ from plesio.cluster.check import OR_INFINITE
 from plesio.cluster.presets import PRESETS
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import LOCAL, Engine
+from plesio.config.evaluations import Every, Rounds
 from plesio.config.faults import Fault, Kill, Pace, Slow
 from plesio.config.islands import ISLANDS_UNDER, no_islands
 from plesio.config.on_ray import Ray
@@ -28,10 +29,12 @@ from plesio.config.until import Until
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.strategy import Strategy
 from plesio.strategy.answers.answer import WHOLE
+from plesio.strategy.answers.work import Seconds
 from plesio.strategy.recipes import DEFAULT, RECIPES, recipe
 
 SEED_MAX = 2**63 - 1
 SERVERS_MAX = 64
+EVALUATE_S = 0.5
 STRATEGY = (
     'How workers keep step: a name that `plesio strategies` lists, with settings if wanted: "local_sgd(every=16)".'
 )
@@ -101,8 +104,16 @@ class RunConfig:
         kind=Pace | None,
         example="seconds a step, such as 0.02, or ps.Pace(step_s=0.02, jitter=0.1)",
     )
-    evaluate_every_s: float = setting(
-        1.0, help="Pause between two evaluations, in seconds.", metavar="SECONDS", typed_default=0.5
+    evaluate_every: Every | None = setting(
+        None,
+        Option("--evaluate-every-rounds", "Evaluate each N-th round: version, for all strategies.", "N", int | None),
+        kind=Every | None,
+        example="ps.Rounds(n), ps.Steps(n) or ps.Seconds(s)",
+    )
+    evaluate_every_s: float | None = setting(
+        None,
+        help="Pause between two evaluations, in seconds. Left out: 0.5, and under a federated recipe each round is evaluated.",
+        metavar="SECONDS",
     )
     until: Until = setting(
         None,
@@ -168,6 +179,10 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
+        if self.evaluate_every is not None and self.evaluate_every_s is not None:
+            raise ConfigurationError(
+                f"evaluate_every={self.evaluate_every} and evaluate_every_s={self.evaluate_every_s:g} say the same: give one"
+            )
         if self.strategy.chooses is not None and self.data != "leases":
             raise ConfigurationError(
                 f"data={self.data!r}: {self.strategy.name} compares strategies by how they share the work out; take data='leases'"
@@ -225,6 +240,8 @@ class RunConfig:
                 raise ConfigurationError(f"{name}={value!r}: a whole number from {least}{to}")
         for name in ("evaluate_every_s", "timeout_s"):
             value = getattr(self, name)
+            if value is None and name == "evaluate_every_s":
+                continue
             if not OR_INFINITE.holds(value) or value > longest_s:
                 raise ConfigurationError(f"{name}={value!r}: a number of seconds above 0, at most {longest_s:,.0f}")
 
@@ -306,6 +323,14 @@ class RunConfig:
                 f"checkpoints, and going on from one, need a server, and under {self.strategy.name} workers fold without "
                 "one; take sync_sgd or async_sgd, or save worker 0's model in the training function"
             )
+
+    @property
+    def evaluations(self) -> Every:
+        """How often the run is evaluated."""
+        if self.evaluate_every is not None:
+            return self.evaluate_every
+        by_round = self.evaluate_every_s is None and self.strategy.every.by_client
+        return Rounds(1) if by_round else Seconds(min(self.evaluate_every_s or EVALUATE_S, 1e15))
 
     @property
     def seats(self) -> int:

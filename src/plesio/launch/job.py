@@ -14,8 +14,8 @@ from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
-from plesio.observe.standing import Standing
-from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.standing import ALL, Standing
+from plesio.observe.summary import Evaluation, Incident, Logged, lower_is_better
 from plesio.protocol.launcher import Final, Lately
 from plesio.server.checkpointer import Keeping
 from plesio.strategy import Strategy
@@ -126,6 +126,8 @@ class Outcome:
         live.evaluate_raised = raised
         if not raised:
             self.history.append(evaluation)
+            if spread := self.clients.spread(lower_is_better):
+                self.logged.add(Logged(evaluation.time_s, ALL, 0, spread))
         elif not self.evaluate_raised:
             self.evaluate_raised = raised
             what = f"evaluate raised {raised.splitlines()[0]}; nothing is evaluated from here on"

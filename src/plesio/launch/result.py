@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from math import ceil
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import msgspec
 import torch
 
 from plesio.config import RunConfig
+from plesio.config.evaluations import Rounds
 from plesio.core.events import Verdict
 from plesio.errors import NonFiniteError, PlesioError
 from plesio.launch.job import Outcome
@@ -25,6 +27,9 @@ from plesio.tables.converted import weights_of
 from plesio.tables.file import files_of
 from plesio.tables.module import Table
 from plesio.worker.warn import warn, warn_at_end
+
+MOST = 0.9
+"""Of the rounds that are to be evaluated, what share has to be for nothing to be said."""
 
 
 class EvaluateError(PlesioError):
@@ -152,6 +157,21 @@ def warn_of_nothing(done: Run) -> None:
     step = "step() of the optimizer that worker.prepare returned"
     missed = step if done.state_dict else "worker.prepare(model, optimizer, loader)"
     warn(f"nothing was trained: no worker called {missed}")
+
+
+def warn_of_unevaluated(every: object, done: Run) -> None:
+    """Warn where rounds were over sooner than their evaluations: the curve has fewer points than rounds."""
+    versions = {one.version for one in done.history}
+    if not isinstance(every, Rounds) or not versions:
+        return
+    asked, got = (done.version - min(versions)) // every.rounds, len(versions) - 1
+    if got < MOST * asked:
+        enough = every.rounds * ceil(asked / max(1, got))
+        warn_at_end(
+            f"{got:,} of {asked:,} rounds were evaluated, for evaluate takes longer than a round. "
+            f"evaluate_every=ps.Rounds({enough}) asks for fewer; round.evaluate in on_round= does each, "
+            "and the next round waits for it"
+        )
 
 
 def warn_of_few_rounds(strategy: Strategy, momentum: float, rounds: int) -> None:

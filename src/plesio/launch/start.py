@@ -26,7 +26,15 @@ from plesio.launch.job import Job, Listening, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
-from plesio.launch.result import EvaluateError, Run, check_finite, result_of, warn_of_few_rounds, warn_of_nothing
+from plesio.launch.result import (
+    EvaluateError,
+    Run,
+    check_finite,
+    result_of,
+    warn_of_few_rounds,
+    warn_of_nothing,
+    warn_of_unevaluated,
+)
 from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
 from plesio.launch.simulated.engine import SimulatedEngine
@@ -139,6 +147,7 @@ def start(
         raise EvaluateError(outcome.evaluate_raised, done)
     check_finite(done)
     warn_of_nothing(done)
+    warn_of_unevaluated(config.evaluations, done)
     warn_of_few_rounds(config.strategy, momentum, done.version)
     return done
 
@@ -185,6 +194,7 @@ def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -
     return {
         "strategy": config.strategy.name,
         "train": name,
+        "temporary": config.runs is None,  # so that its folder's name says nothing
         "workers": config.workers,
         "began": time.time(),
         "clock": config.place.clock,

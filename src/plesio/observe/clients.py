@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -42,12 +42,13 @@ class ClientBook:
 
     def __init__(self) -> None:
         self._clients: dict[int, ClientSummary] = {}
+        self._lately: dict[int, ClientSummary] = {}
 
     def add(self, visits: Iterable[Visit]) -> None:
         for one in visits:
             was = self._clients.get(one.client) or ClientSummary(one.client, 0, 0, 0.0, 0.0)
             turns = was.turns + 1
-            self._clients[one.client] = ClientSummary(
+            self._clients[one.client] = self._lately[one.client] = ClientSummary(
                 one.client,
                 turns,
                 was.samples + one.samples,
@@ -58,6 +59,16 @@ class ClientBook:
                 one.first or was.before,
                 one.last or was.after,
             )
+
+    def spread(self, lower: Callable[[str], bool]) -> dict[str, float]:
+        """What the clients that had a turn since the last call logged: each metric's mean by samples, and its worst tenth;
+        `lower` says whether less of it is better."""
+        told, self._lately = list(self._lately.values()), {}
+        found = {}
+        for name in sorted({name for one in told for name in one.after}):
+            found[f"clients/{name}"] = by_samples(told, name)
+            found[f"clients/{name}/worst_tenth"] = worst_tenth(told, name, lower(name))
+        return found
 
     def summaries(self) -> tuple[ClientSummary, ...]:
         return tuple(self._clients[client] for client in sorted(self._clients))

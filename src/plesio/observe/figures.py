@@ -49,10 +49,11 @@ def rows(summaries: Sequence[Summary]) -> list[list[Any]]:
 
 
 def _spent(s: Summary) -> dict[str, list[float]]:
-    """Samples, steps and bytes by time. Samples are as evaluated; a run's bytes are spread evenly over its steps."""
-    evaluated = np.array([(0.0, 0.0), *((one.time_s, one.samples) for one in s.history)])
+    """Samples, steps, rounds and bytes by time. Samples and rounds (versions) are as evaluated; a run's bytes are spread evenly
+    over its steps."""
+    evaluated = np.array([(0.0, 0.0, 0.0), *((one.time_s, one.samples, one.version) for one in s.history)])
     if s.history and s.history[0].version:  # resumed: the samples go on from the checkpoint's
-        evaluated[0, 1] = s.history[0].samples
+        evaluated[0, 1:] = s.history[0].samples, s.history[0].version
     end_s = max(s.wall_s, evaluated[-1, 0], max((one.end_s for one in s.timeline), default=0.0))
     times = np.union1d(np.linspace(0.0, end_s, _PROGRESS_POINTS), _thin([(t, t) for t in evaluated[:, 0]])[0])
     steps = np.zeros(len(times))
@@ -63,8 +64,10 @@ def _spent(s: Summary) -> dict[str, list[float]]:
         made = accumulate((one.steps for one in own), initial=0)
         steps += np.interp(times, [*ends, max(ends[-1], s.wall_s)], [*made, worker.steps])
     share = steps / steps[-1] if steps[-1] else times / (end_s or 1.0)
-    samples = np.interp(times, *evaluated.T) if s.history else s.samples * share
-    spent = {"time": times, "samples": samples, "steps": steps, "bytes": s.bytes * share}
+    samples, rounds = s.samples * share, s.version * share
+    if s.history:
+        samples, rounds = (np.interp(times, evaluated[:, 0], column) for column in evaluated[:, 1:].T)
+    spent = {"time": times, "samples": samples, "steps": steps, "rounds": rounds, "bytes": s.bytes * share}
     return {name: _short(values) for name, values in spent.items()}
 
 

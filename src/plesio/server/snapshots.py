@@ -20,13 +20,16 @@ Standing = Callable[[], tuple[float, int, int]]
 
 
 class Snapshots:
-    """What the evaluator asked for, and what it was given; `look` is shown the parameters of each snapshot."""
+    """What the evaluator asked for, and what it was given; `look` is shown the parameters of each snapshot, `due` says whether
+    another one is."""
 
-    def __init__(self, evaluator: Channel[Asked] | None, standing: Standing, look: Callable[[], object]) -> None:
+    def __init__(
+        self, evaluator: Channel[Asked] | None, standing: Standing, look: Callable[[], object], due: Callable[[], bool]
+    ) -> None:
         self.evaluator = evaluator
         self._standing = standing
-        self._look = look
-        self._asked = self._shown = False
+        self._look, self._due = look, due
+        self._asked = self._ahead = self._shown = False
         self._rows: RowServers  # where there are tables
 
     def hear(self, timeout_s: float) -> bool:
@@ -43,7 +46,7 @@ class Snapshots:
         except ChannelClosedError:
             self.evaluator = None
             return False
-        self._asked = True
+        self._asked, self._ahead = not self._ahead, False
         return True
 
     def see_out(self, timeout_s: float) -> None:
@@ -51,11 +54,19 @@ class Snapshots:
         while self.evaluator is not None and readable(self.evaluator.fileno(), timeout_s):
             self.hear(timeout_s)
 
-    def serve(self, built: Machine) -> None:
-        if not self._asked or self.evaluator is None:
-            return
+    def begin(self, built: Machine) -> None:
+        """Show the first version, also to an evaluator that is late to ask: its first question is answered then."""
+        self._ahead = not self._asked and built.rows is None
+        self._asked = self._asked or self._ahead
+        if self.wanted():
+            self.send(built, final=False)
+
+    def wanted(self) -> bool:
+        """Whether a snapshot is to be sent now; it counts as answered then."""
+        if not self._asked or self.evaluator is None or not self._due():
+            return False
         self._asked = False
-        self.send(built, final=False)
+        return True
 
     def send(self, built: Machine, final: bool) -> None:
         """Send the parameters as they are; the first time with the model and the ring's descriptor."""

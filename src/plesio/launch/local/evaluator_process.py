@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 
 import torch
 
+from plesio.config.evaluations import pause_s
 from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
@@ -33,7 +35,8 @@ FOREVER_S = 10.0**6  # the evaluator has no deadline: it ends with the server's 
 def judge_snapshots(job: Job, server: Channel[Told], engine: Channel[object]) -> None:
     """Judge snapshots until the last one, which comes unasked."""
     assert job.evaluate is not None, "otherwise there is no evaluator"
-    judgement = Judge(job.evaluate)
+    judgement, wait_s = Judge(job.evaluate), pause_s(job.config.evaluations)
+    wait_s = wait_s if wait_s < inf else 0.0  # the server answers when one is due
     early: deque[tuple[Told, list[int]]] = deque()  # the last snapshot, if it came while rows were waited for
     rows: RowExchange | None = None
     server.send(SnapshotRequest())
@@ -57,7 +60,7 @@ def judge_snapshots(job: Job, server: Channel[Told], engine: Channel[object]) ->
         engine.send(Evaluated(evaluation, snapshot.final, judgement.raised))
         if snapshot.final:
             return
-        if not early and not readable(server.fileno(), job.config.evaluate_every_s):
+        if not early and not readable(server.fileno(), wait_s):
             server.send(SnapshotRequest())
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from plesio.config.evaluations import Due
 from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
@@ -111,7 +112,13 @@ class Server(Replies):
             by_round=job.by_round,
         )
         self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
-        self._snapshots = Snapshots(evaluator, lambda: program.standing(self.now_s()), program.is_finite)
+        due = Due(config.evaluations)
+        self._snapshots = Snapshots(
+            evaluator,
+            lambda: program.standing(self.now_s()),
+            program.is_finite,
+            lambda: due(program.version, program.before.steps + self._meter.steps),
+        )
         self._peers: Peers | None = None
         self._meeting = Meeting(lines)
         self._handlers = Handlers()
@@ -198,6 +205,7 @@ class Server(Replies):
         while not self._over():
             for descriptor, _ in lookout.wait(self._patience_s()):
                 self._deal_with(descriptor)
+            self._serve_evaluator()  # what was not due yet when it asked
             if (now_s := time.monotonic()) >= min(self._next_tick_s, self._wake_s):
                 self._tick(now_s)
             self._rest()
@@ -312,8 +320,12 @@ class Server(Replies):
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
             self._handlers.remove(descriptor)
-        elif self._program.begun and not self._program.stopping:  # the last one comes unasked
-            self._program.when_whole(partial(self._snapshots.serve, self._machine))
+
+    def _serve_evaluator(self) -> None:
+        if (
+            self._program.begun and not self._program.stopping and self._snapshots.wanted()
+        ):  # the last one comes unasked
+            self._program.when_whole(partial(self._snapshots.send, self._machine, final=False))
 
     def _from_channel(self, line: Line) -> None:
         try:
@@ -405,7 +417,7 @@ class Server(Replies):
             lines = [line for line in self._lines if line is not None]
             self._peers = Peers(self._program, lines, blocks.board, now_s)
             self._hear |= self._peers.hear
-        self._snapshots.serve(machine)
+        self._snapshots.begin(machine)
 
     # Ending
 

@@ -16,7 +16,7 @@ import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from plesio.config import SETTINGS, RunConfig
-from plesio.entry import entry
+from plesio.entry import entered, entry
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
 from plesio.launch.local.islands import Ties, together
@@ -49,6 +49,7 @@ REJOIN_S = 60.0  # how long a worker whose connection is lost, or whose head die
 
 
 @entry("argument of ps.join", ConfigurationError, SETTINGS)
+@entered
 @contextmanager
 def join(
     strategy: Strategy | str | Callable[..., Strategy] | None = None,

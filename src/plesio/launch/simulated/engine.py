@@ -14,8 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import closing
+from math import inf
 
 from plesio.cluster import Cluster, Timetable
+from plesio.config.evaluations import Due, pause_s
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome, phase_names
@@ -98,8 +100,11 @@ class SimulatedEngine:
             look=self._look,
             on_round=self._look_at if on_round is not None else None,
         )
+        every, self._due = pause_s(job.config.evaluations), Due(job.config.evaluations)
         if job.evaluate is not None:
-            self.run_of.clock.repeat(0.0, job.config.evaluate_every_s, self._evaluate)
+            self.run_of.clock.repeat(0.0, every, self._evaluate)
+            if every == inf:
+                self.run_of.after_each = lambda: self._evaluate(self.run_of.clock.now_s)
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
@@ -160,6 +165,8 @@ class SimulatedEngine:
     def _evaluate(self, now_s: float) -> None:
         if not self.run_of.program.begun:
             return  # nobody has joined yet: there is no model
+        if not self._due(self.run_of.program.version, self.run_of.steps):
+            return
         self._judge(now_s)
         self.run_of.end(self._watch(self._stands()) or "")
 

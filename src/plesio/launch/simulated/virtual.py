@@ -112,6 +112,7 @@ class VirtualRun(Replies):
         self._silence = Silence(self.clock, silence_s, self._ask_who_is_silent)
         self._limits = limits
         self._look, self._on_round = look, on_round
+        self.after_each: Callable[[], None] | None = None  # event
         self._workers = [Process(one, incarnation - 1) for one in participants]
         self._here = 0  # processes that the server has not seen the end of
         self._answered: list[tuple[int, Answer | Discard, Located, float]] = []  # until an event is dealt with
@@ -130,6 +131,8 @@ class VirtualRun(Replies):
             self._prepare()
             while not self.ended and self.clock.step():
                 events += 1
+                if self.after_each is not None:
+                    self.after_each()
                 if self._look is not None and events % LOOK_STEPS == 0:
                     self._look()
             self.ended = self.ended or "finished"

@@ -176,10 +176,11 @@ function gathered() {
   const twice = (strategy) => shown.filter(([, run]) => run.head.strategy === strategy).length > 1;
   const strategies = shown.map(([name, run]) => {
     const last = run.at.at(-1);
-    const spent = {time: [0], samples: [0], steps: [0], bytes: [0]};
+    const spent = {time: [0], samples: [0], steps: [0], rounds: [0], bytes: [0]};
     for (const line of run.at) {
       spent.time.push(line.t);
       for (const key of ["samples", "steps", "bytes"]) spent[key].push(line[key]);
+      spent.rounds.push(line.version);
     }
     const label = twice(run.head.strategy) ? `${run.head.strategy} ${name}` : run.head.strategy;
     return {name: label, wall_s: last?.t ?? 0, folded: last?.version ?? 0, spent, staleness: staleOf(run)};
@@ -209,7 +210,7 @@ function gathered() {
   const context = shown.flatMap(([name, run]) => [...(shown.length > 1 ? [["run", name]] : []), ...run.head.context]);
   const under = shown.filter(([, run]) => !run.ended).length;
   return {
-    shown, strategies, context, title: shown.length === 1 ? shown[0][0] : `${shown.length} runs`, setting: "",
+    shown, strategies, context, title: shown.length === 1 ? (shown[0][1].head.temporary ? shown[0][1].head.strategy : shown[0][0]) : `${shown.length} runs`, setting: "",
     note: shown.filter(([, run]) => run.failed).map(([name, run]) => `${shown.length > 1 ? `${name} failed: ` : ""}${run.ended}`).join(" "),
     live: under > 0,
     finding: shown.length === 1 ? `${shown[0][1].head.strategy} on ${shown[0][1].head.train}: ${state(shown[0])}.` : `${under} of ${shown.length} runs are under way.`,

@@ -2,7 +2,7 @@
 // chose.
 "use strict";
 
-const AXES = ["time", "samples", "steps", "bytes"];
+const AXES = ["time", "samples", "steps", "rounds", "bytes"];
 const DASHES = [[], [9, 4], [3, 3], [12, 4, 3, 4]];
 const KINDS = {c: "computing", w: "waiting for others", e: "exchanging: push, fold, pull", " ": "gone, or nothing recorded"};
 const CLASSES = {c: "compute", w: "wait", e: "exchange", " ": "none"};
@@ -67,7 +67,7 @@ function unit(axis, longest, clock) {
     const {size, name} = byteUnit(longest);
     return {size, name: `bytes exchanged, ${name}`, short: name};
   }
-  return {size: 1, name: axis === "steps" ? "local steps of all workers" : "samples", short: axis};
+  return {size: 1, name: {steps: "local steps of all workers", rounds: "rounds (versions)"}[axis] ?? axis, short: axis};
 }
 
 // `to` at `x`, where `from` is ascending: linear between the points.
@@ -100,7 +100,7 @@ function zoom(range) {
 // Curves
 
 function controls() {
-  const names = {time: page.data.clock, samples: "samples", steps: "steps", bytes: "bytes"};
+  const names = {time: page.data.clock, samples: "samples", steps: "steps", rounds: "rounds", bytes: "bytes"};
   const choose = (axis) => Object.assign(view, {axis, zoom: null}) && draw(page.data);
   return h("div", {class: "controls"},
     h("fieldset", {}, h("legend", {}, "Curves over"), AXES.map((axis) => h("label", {},

@@ -17,7 +17,7 @@ from plesio.strategy.recipes import asynchronous, deltas, federated, local, sync
 from plesio.strategy.recipes.asynchronous import *
 from plesio.strategy.recipes.auto import *
 from plesio.strategy.recipes.deltas import *
-from plesio.strategy.recipes.elsewhere import known_elsewhere
+from plesio.strategy.recipes.elsewhere import OWN, in_python, known_elsewhere
 from plesio.strategy.recipes.federated import *
 from plesio.strategy.recipes.local import *
 from plesio.strategy.recipes.phases import *
@@ -67,8 +67,10 @@ def recipe(name: str, workers: int | None = None, /, **settings: Any) -> Strateg
         if not hint and called in IN_PYTHON:
             hint = f"in Python, give strategies: {IN_PYTHON[called]}"
         elif not hint and called in RECIPES:
-            hint = f"in Python, write it without quotes: ps.{name}"
-        raise StrategyError(f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES))
+            hint = f"in Python, write it without quotes: ps.{in_python(name)}"
+        raise StrategyError(
+            f"unknown strategy {name!r}; {hint}" if hint else unknown_name("strategy", name, RECIPES, OWN)
+        )
     known = inspect.signature(RECIPES[name]).parameters
     if name in USUAL and workers is not None:
         setting, usual, _ = USUAL[name]
