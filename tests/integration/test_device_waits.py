@@ -16,6 +16,7 @@ from torch import nn
 import plesio as ps
 from plesio.errors import ConfigurationError
 from plesio.server.checkpoints import latest
+from plesio.server.judge import as_metrics
 from plesio.worker import metrics
 from support.devices import lazy
 from support.synchronisations import Synchronisations
@@ -158,6 +159,10 @@ def test_logged_tensors_are_read_when_they_are_sent_on() -> None:
     assert context.state.loss == 3
 
 
-def test_what_is_no_number_on_a_device_is_refused_at_once() -> None:
+def test_what_is_no_number_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"worker.log\(a=...\): int is not one number \(int too large"):
+        metrics.number_of("worker.log", "a", 10**400)
+    with pytest.raises(ConfigurationError, match="evaluate returned"):
+        as_metrics({"a": 10**400})
     with pytest.raises(ConfigurationError, match=r"worker.log\(loss=...\): Tensor is not one number"):
         metrics.Metrics(Sent()).add({"loss": torch.ones(2).to(lazy())})  # type: ignore[arg-type]

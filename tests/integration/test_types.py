@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from inspect import signature
 from typing import assert_type
 
 import pytest
@@ -47,3 +48,7 @@ def test_a_typed_script_runs() -> None:
         run.histroy  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match="asink_sgd"):
         ps.asink_sgd  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_round_shows_no_private_arguments() -> None:
+    assert not [name for name in signature(ps.Round).parameters if name.startswith("_")]

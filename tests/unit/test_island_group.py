@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plesio.errors import DeadlineError, PlesioError
+from plesio.errors import ConfigurationError, DeadlineError, PlesioError
 from plesio.transport.channel import channel_pair
 from plesio.transport.collective import LOOPBACK, connected_store, rendezvous_store
 from plesio.transport.host_group import HostGroup
@@ -33,6 +33,17 @@ def test_a_total_of_nothing_waits_for_all_ranks() -> None:
     assert group.total([]) == []
     assert came.is_set()
     other.join()
+
+
+def test_a_host_without_loopback_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(
+        ConfigurationError, match=r"loopback \(127\.0\.0\.1\).* Network is unreachable; bring that interface up"
+    ):
+        rendezvous_store()
 
 
 def test_what_a_user_raises_is_no_collective_that_nobody_came_to() -> None:

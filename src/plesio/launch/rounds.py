@@ -75,11 +75,11 @@ class Round:
     state_dict: Mapping[str, torch.Tensor]
     stopped: str = ""
     chosen: tuple[int, ...] | None = None
-    _per_round: int | None = field(repr=False)
-    _config: RunConfig = field(repr=False)
-    _states: ClientStates = field(repr=False)
-    _model: Callable[[], nn.Module | None] = field(repr=False)
-    _judged: Callable[[Metrics], None] = field(repr=False)
+    _per_round: int | None = field(init=False, repr=False)
+    _config: RunConfig = field(init=False, repr=False)
+    _states: ClientStates = field(init=False, repr=False)
+    _model: Callable[[], nn.Module | None] = field(init=False, repr=False)
+    _judged: Callable[[Metrics], None] = field(init=False, repr=False)
 
     def evaluate(self, function: Callable[[nn.Module], Any], model: nn.Module | None = None) -> Metrics:
         """Call `function` with the version's model, in evaluation mode and without gradients; what it returns is in
@@ -200,12 +200,9 @@ class Rounds:
             samples=made.samples,
             clients=clients,
             state_dict=state_dict,
-            _per_round=made.per_round,
-            _config=self._config,
-            _states=self._states,
-            _model=model,
-            _judged=lambda metrics: self._judged(made, metrics),
         )
+        round._per_round, round._config, round._states, round._model = made.per_round, self._config, self._states, model
+        round._judged = lambda metrics: self._judged(made, metrics)
         self._on_round(round)
         took_s, allowed_s = time.monotonic() - began_s, self._config.timeout_s
         if took_s > allowed_s and not self._config.simulated:

@@ -51,7 +51,7 @@ def as_metrics(value: object) -> dict[str, float]:
     if isinstance(value, Mapping):
         try:
             return {as_utf8(str(name)): float(number) for name, number in value.items()}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     raise ConfigurationError(
         f"evaluate returned {value!r}; it is to return names and numbers, such as {{'accuracy': 0.93}}"

@@ -77,5 +77,5 @@ def number_of(call: str, name: str, value: Any) -> float:
     """A number, or a tensor of one; `ConfigurationError` if `call` was given another `value` by this `name`."""
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigurationError(f"{call}({name}=...): {type(value).__name__} is not one number ({error})") from error
