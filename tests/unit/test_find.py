@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import plesio as ps
 from plesio.errors import ConfigurationError
 from plesio.launch.remote.find import EVERYWHERE, LOOPBACK, SLURM_PORTS, Place, place, token_of
 
@@ -102,3 +103,10 @@ def test_tokens_that_protect_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "token").chmod(0o640)
     with pytest.raises(ConfigurationError, match=r"others may read .*chmod 600"):
         token_of(None, {}, tmp_path / "token")
+
+
+def test_an_error_of_join_comes_without_inner_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLESIO_JOIN", raising=False)
+    with pytest.raises(ps.ConfigurationError, match="nothing says where the run is") as caught, ps.join("async_sgd"):
+        pass
+    assert [one.name for one in caught.traceback] == ["test_an_error_of_join_comes_without_inner_frames", "__enter__"]
