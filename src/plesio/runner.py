@@ -82,7 +82,7 @@ def run(
         seed: seeds everything random: initial weights, order of data, jitter; left out: 0, and one worker begins with the
             random sources as the script has left them.
         data: leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always
-            share out evenly.
+            share out evenly. new: leases of other data than the run had that is resumed, whose epochs begin anew.
         faults: what goes wrong on purpose: `ps.Slow(worker=0, factor=10)`, `ps.Kill(worker=1, after_s=2)`.
         pace: the least time a step takes, to stand in for an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
         evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be

@@ -267,7 +267,7 @@ def test_an_unparsable_strategy_names_the_known_ones(text: str, part: str) -> No
 
 
 BAD_CHOICES = {
-    "--data": "plesio: unknown data 'shard'; known: leases, shards; did you mean 'shards'?",
+    "--data": "plesio: unknown data 'shard'; known: leases, shards, new; did you mean 'shards'?",
     "--on-worker-error": "plesio: unknown on_worker_error 'shard'; known: continue, raise",
     "--on-nonfinite": "plesio: unknown on_nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
 }

@@ -48,6 +48,15 @@ def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
     assert "accuracy" in done.stdout
 
 
+def test_the_table_of_two_days_is_what_its_code_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = DOCS / "failures.md"
+    code = next(block for block in blocks_of(page) if "def day(" in block)
+    code = code.replace("tempfile.mkdtemp()", repr(str(tmp_path)))
+    exec(compile(code, page.name, "exec"), {"__name__": "two_days"})
+    printed = capsys.readouterr().out.splitlines()
+    assert len([row for row in printed if row.startswith("|") and row in page.read_text()]) == 3
+
+
 def test_the_figures_of_tables_are_those_that_were_measured() -> None:
     measured = json.loads((DOCS.parent / "benchmarks" / "results" / "tables_auc.json").read_text())
     values = {one["value"] for one in measured} | {one["against_value"] for one in measured} - {None}

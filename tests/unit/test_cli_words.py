@@ -76,6 +76,17 @@ def test_work_in_words() -> None:
             Path("runs/b"),
             "go on with: plesio run train.py --seed=1 --resume runs/b",
         ),
+        *(
+            (
+                ["run", "train.py", "--data", "new", "--resume", "runs/a"],
+                Path(place),
+                f"go on with: plesio run train.py{new} --resume {place}",
+            )
+            for place, new in (
+                ("runs/a", " --data new"),
+                ("runs/b", ""),
+            )  # where it kept no checkpoint, and where it did
+        ),
         (
             ["run", "train.py", "--", "--resume", "x"],
             Path("runs/b"),

@@ -221,14 +221,17 @@ def test_the_first_worker_sets_the_epochs_length() -> None:
 
 
 def test_a_resumed_run_compares_the_epochs_length_with_its_checkpoint() -> None:
-    """The message names the checkpoint's length, if it has one."""
-    for total, whose in ((10, "the resumed run's 10"), (None, "another worker's 11")):
+    """The message names the checkpoint's length, if it has one, and what to say of new data."""
+    new = ", or say data='new'"
+    for total, whose, more in ((10, "the resumed run's 10", new), (None, "another worker's 11", "")):
         before = DataLeases(1, stealing=True)
         if total is not None:
             before.agree(total)
         after = DataLeases.restore(before.state(()), 1, stealing=True)
         after.agree(11)
-        assert f"12 batches an epoch, {whose};" in after.disagreement(0, 0, total=12, digest=0)
+        assert after.disagreement(0, 0, total=12, digest=0).endswith(
+            f"12 batches an epoch, {whose}; give all the same data{more}"
+        )
 
 
 def test_different_digests_within_an_epoch_are_a_disagreement() -> None:

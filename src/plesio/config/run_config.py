@@ -87,8 +87,8 @@ class RunConfig:
     data: str = setting(
         "leases",
         help="leases: fast workers take more of the data; shards: each gets an equal part. Strategies in lock step always "
-        "share out evenly.",
-        words=("leases", "shards"),
+        "share out evenly. new: leases of other data than the run had that is resumed, whose epochs begin anew.",
+        words=("leases", "shards", "new"),
     )
     faults: tuple[Fault, ...] = setting(
         (),
@@ -183,9 +183,13 @@ class RunConfig:
             raise ConfigurationError(
                 f"evaluate_every={self.evaluate_every} and evaluate_every_s={self.evaluate_every_s:g} say the same: give one"
             )
-        if self.strategy.chooses is not None and self.data != "leases":
+        if self.strategy.chooses is not None and self.data == "shards":
             raise ConfigurationError(
                 f"data={self.data!r}: {self.strategy.name} compares strategies by how they share the work out; take data='leases'"
+            )
+        if self.data == "new" and self.resume is None:
+            raise ConfigurationError(
+                "data='new' is for a run that goes on from another one: give resume=, the folder of that, or leave it out"
             )
         self._check_faults()
         self._check_refused()
@@ -373,7 +377,7 @@ class RunConfig:
     @property
     def stealing(self) -> bool:
         """Whether fast workers take more of the data, in a phase at least."""
-        return self.data == "leases" and not all(phase.in_lock_step for phase in self.strategy.phases)
+        return self.data != "shards" and not all(phase.in_lock_step for phase in self.strategy.phases)
 
     def in_words(self) -> str:
         """The settings, but for the strategy and what is not asked for."""

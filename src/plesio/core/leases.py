@@ -76,7 +76,7 @@ class DataLeases:
         self.skipped = 0
         self.opened = 0
         self._total: int | None = None
-        self._whose = "another worker's"  # that number
+        self._resumed = False  # whether that number is the resumed run's
         self.may_change = False  # whether the first to ask may say another, as of clients a round
         self._drawn: dict[int, tuple[int, int]] = {}  # by epoch: the first worker that asked, and its digest
         self._epochs = 0  # epochs opened so far
@@ -165,12 +165,13 @@ class DataLeases:
         "worker 1: its loader has 4 batches an epoch, another worker's 3; give all the same data"
         >>> resumed = DataLeases.restore(leases.state(()), workers=2, stealing=True)
         >>> resumed.disagreement(0, epoch=0, total=4, digest=17)
-        "worker 0: its loader has 4 batches an epoch, the resumed run's 3; give all the same data"
+        "worker 0: its loader has 4 batches an epoch, the resumed run's 3; give all the same data, or say data='new'"
         """
         agreed = self.agree(total)
         if total != agreed:
-            they = f"{total} batches an epoch, {self._whose} {agreed}"
-            return f"worker {worker}: its loader has {they}; give all the same data"
+            whose, new = ("the resumed run's", ", or say data='new'") if self._resumed else ("another worker's", "")
+            they = f"{total} batches an epoch, {whose} {agreed}"
+            return f"worker {worker}: its loader has {they}; give all the same data{new}"
         if epoch >= IN_VAIN_MAX and not self.stealing and worker >= total and not self._gone:
             return (
                 f"worker {worker} got no batch in {epoch:,} epochs: one has {total}, shared out in equal parts (as in lock step "
@@ -360,7 +361,7 @@ class DataLeases:
         leases._begun_s = dict(state.begun_s)
         leases.choices = list(state.choices)
         if state.total is not None:
-            leases._whose = "the resumed run's"
+            leases._resumed = True
         leases.opened = state.epochs * (state.total or 0)
         returned = list(map(_read, state.returned))
         queues = [_last(worker, length, state) for worker, length in enumerate(state.waiting)]

@@ -24,7 +24,7 @@ class Adviser:
     def __init__(self, config: RunConfig) -> None:
         strategy = self._strategy = config.strategy
         alone = strategy.every.by_client or strategy.every.among_ranks
-        self._can = config.data == "leases" and strategy.via.at_server and not alone
+        self._can = config.data != "shards" and strategy.via.at_server and not alone
         self._automatic = Automatic(strategy) if strategy.chooses is not None else None
         self._every_s = self._automatic.rules.every_s if self._automatic is not None else EVERY_S
         self._next_s = FIRST_S if self._automatic is None else self._every_s

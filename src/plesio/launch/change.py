@@ -52,6 +52,26 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
     return Change("; ".join([words, *dropped]), bool(dropped), begins)
 
 
+def with_new_data(saved: Saved, now: RunConfig, change: Change | None) -> Change:
+    """The run goes on with other data; beside that there may be another `change`.
+
+    Raises:
+        CheckpointError: it has clients, whose data is their own.
+    """
+    manifest = saved.manifest
+    if now.strategy.every.by_client:
+        raise CheckpointError(
+            f"data='new': under {now.strategy.name} data is the clients', who may bring other data at any time; leave data= out"
+        )
+    words = (
+        f"the data is new: epochs and schedules begin anew, and the run's samples are of it, beside {manifest.samples} before in "
+        f"{manifest.steps} steps"
+    )
+    had = " ".join(_words(manifest.whole, manifest.workers, len(manifest.progress)))
+    begins = f"{BEGINS}version {manifest.version} of a run {had} ({manifest.journal or saved.path}), with new data"
+    return Change("; ".join([words, *([change.words] if change else [])]), change is not None and change.loses, begins)
+
+
 def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
     most = f" (at most {seats})" if seats > workers else ""
     return f"under {strategy.name}", f"with {workers} worker{'' if workers == 1 else 's'}{most}"

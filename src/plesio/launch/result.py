@@ -118,7 +118,7 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
         return None
     summary = _summary(config, outcome, final)
     # Shards cannot be taken over, phases are several strategies, and after Ctrl-C nobody waits.
-    if config.data == "leases" and not (config.strategy.plan or outcome.interrupted):
+    if config.data != "shards" and not (config.strategy.plan or outcome.interrupted):
         summary = msgspec.structs.replace(summary, advice=advice(summary, config.strategy) or advised)
     outcome.state_dict |= weights_of(outcome.tables) if outcome.state_dict else {}
     lacking: dict[str, str] = {}
@@ -147,11 +147,17 @@ def check_finite(done: Run) -> None:
         )
 
 
-def warn_of_nothing(done: Run) -> None:
+def warn_of_nothing(done: Run, resumed: bool) -> None:
     """Warn where the training functions returned without training anything, or each made all of a loop."""
     if done.summary.multiplied:
         why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
         warn_at_end(f"{done.summary.multiplied}: {why}")
+    if resumed and not done.steps:
+        warn_at_end(
+            f"no step was made: the run had already used up its loop, or its until=, at version {done.version}. If its data is "
+            "new, say data='new' (--data new) beside resume=; to go on longer, raise the number of epochs or steps"
+        )
+        return
     if done.state_dict and (done.steps or done.version):
         return
     step = "step() of the optimizer that worker.prepare returned"

@@ -10,7 +10,7 @@ import msgspec
 
 from plesio.config.checkpoint import Checkpoint
 from plesio.errors import CheckpointError
-from plesio.launch.change import Change, change_of
+from plesio.launch.change import Change, change_of, with_new_data
 from plesio.launch.job import Job
 from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
@@ -57,6 +57,7 @@ def resumption(job: Job) -> Resumption | None:
     if saved is None:
         return None
     manifest, change = saved.manifest, change_of(saved, config)
+    change = with_new_data(saved, config, change) if config.data == "new" else change
     undone, unknown = _undone(manifest)
     if change is not None and change.loses:
         warn(change.words)
@@ -130,6 +131,7 @@ def kept(job: Job, folder: Path | None, clients: Path, begin_from: Resumption | 
         keep=checkpoint.keep,
         resume=str(begin_from.saved.path.resolve()) if begin_from is not None else "",
         seed=job.config.seeded,
+        new_data=config.data == "new",
         train_hash=train_hash(job.train),
         journal=str(journal.resolve()) if journal is not None else "",
         clients=str(clients.resolve()) if config.strategy.every.by_client else "",

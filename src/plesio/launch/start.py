@@ -146,7 +146,7 @@ def start(
     if outcome.evaluate_raised:
         raise EvaluateError(outcome.evaluate_raised, done)
     check_finite(done)
-    warn_of_nothing(done)
+    warn_of_nothing(done, resumed=saved is not None)
     warn_of_unevaluated(config.evaluations, done)
     warn_of_few_rounds(config.strategy, momentum, done.version)
     return done

@@ -15,6 +15,7 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Kept, Memory
 from plesio.riders import Riders
+from plesio.riders.schedules import NOWHERE, Schedules
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
 from plesio.strategy import Strategy
 from plesio.transport.client_states import ClientStates
@@ -22,13 +23,14 @@ from plesio.transport.client_states import ClientStates
 
 class Keeping(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is told of files, each empty where there is none: `folder` for the checkpoints, the checkpoint to `resume`
-    from, the folder of what `clients` keep, the `journal` (one that is there already is gone on with), and where a new one
-    `begins`, in words."""
+    from (with `new_data`, of which nothing is visited), the folder of what `clients` keep, the `journal` (one that is there
+    already is gone on with), and where a new one `begins`, in words."""
 
     folder: str = ""
     every_s: float = 60.0
     keep: int = 2
     resume: str = ""
+    new_data: bool = False
     clients: str = ""
     seed: int = 0
     train_hash: str = ""
@@ -164,6 +166,8 @@ class Checkpointer:
         if not self._keeping.resume:
             return False
         saved = read(Path(self._keeping.resume))
+        if self._keeping.new_data:
+            saved = msgspec.structs.replace(saved, manifest=_of_new_data(saved.manifest))
         try:
             self._restore(saved, memory)
             order(msgspec.structs.replace(self._shared_anew(saved.manifest), phase=self._phase))
@@ -242,3 +246,12 @@ class Checkpointer:
         self.before = list(self._made)
         self._coming = [Progress()] * len(self.before)
         self.riders.restore(self.riders.kept())
+
+
+def _of_new_data(manifest: Manifest) -> Manifest:
+    """The same of a run that has visited nothing of its data, nor followed it with schedules."""
+    workers = manifest.order.leases.workers
+    order = msgspec.structs.replace(manifest.order, leases=DataLeases(workers, stealing=False).state(()))
+    progress = tuple(msgspec.structs.replace(one, samples=0, batches=0) for one in manifest.progress)
+    riders = manifest.riders | {Schedules.name: [NOWHERE]}
+    return msgspec.structs.replace(manifest, order=order, progress=progress, riders=riders)

@@ -62,8 +62,8 @@ def check_beginning(journal: Journal) -> None:
             )
         if record.text.startswith(records.BEGINS):
             raise ReplayError(
-                f"{journal.path} {record.text}: a run that went on under another strategy, or with other workers, cannot be "
-                "replayed from its journal alone; the part before it can, from that run's"
+                f"{journal.path} {record.text}: a run that went on under another strategy, with other workers or new data cannot "
+                "be replayed from its journal alone; the part before it can, from that run's"
             )
 
 
