@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 import plesio as ps
 from _mnist import load
 from _report import Row, progress
-from plesio.worker.clients import Client
+from plesio.worker.clients.turn import Client
 
 CLIENTS, PER_ROUND, SAMPLES, BATCH, RATE = 100, 10, 100, 10, 0.05
 Shared = Callable[[str], bool]

@@ -21,7 +21,7 @@ import plesio as ps
 from _mnist import load
 from _report import Row, progress
 from plesio.cluster import Cluster, Constant, Group
-from plesio.worker.clients import Client
+from plesio.worker.clients.turn import Client
 
 CLIENTS, PER_ROUND, EPOCHS, BATCH, SAMPLES = 100, 20, 5, 12, 6_000
 STEP_S, WORKERS = 0.01, 2

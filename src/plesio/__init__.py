@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from plesio.tables.strings import ids_of as ids_of
     from plesio.transport.secure import ProofError as ProofError
     from plesio.transport.wire import RemoteProtocolError as RemoteProtocolError
-    from plesio.worker.clients import Clients as Clients
+    from plesio.worker.clients.description import Clients as Clients
     from plesio.worker.worker import Worker as Worker
 
 _NEED_TORCH = {
@@ -87,7 +87,7 @@ _NEED_TORCH = {
     "plesio.tables.module": ("Table", "TableBag"),
     "plesio.tables.spec": ("RowAdagrad", "RowAdam", "RowSGD", "Seen", "Unused"),
     "plesio.tables.strings": ("ids_of",),
-    "plesio.worker.clients": ("Clients",),
+    "plesio.worker.clients.description": ("Clients",),
     "plesio.worker.worker": ("Worker",),
 }
 """Names that are imported when they are first used: `plesio strategies` need not wait for torch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -151,7 +150,7 @@ def run(
     if shown is None:
         shown = is_watched() and not config.place.elsewhere
     if shown and (seen_by is None or callable(seen_by)):
-        functions["watch"] = functools.partial(_seen, line, seen_by)
+        functions["watch"] = _Seen(line, seen_by)
     try:
         return start(config, **functions, page=page)
     except EndedBySignal as stop:  # Python exits as by a signal after KeyboardInterrupt itself, with 1 after any other
@@ -160,10 +159,17 @@ def run(
         line.clear()
 
 
-def _seen(line: ProgressLine, watch: Callable[[Live], object] | None, live: Live) -> None:
-    line.show(live)
-    if watch is not None:
-        watch(live)
+class _Seen:
+    """The user's `watch`, with a line that shows the run."""
+
+    def __init__(self, line: ProgressLine, watch: Callable[[Live], object] | None) -> None:
+        self._line, self._watch = line, watch
+        self.starting = line.starting
+
+    def __call__(self, live: Live) -> None:
+        self._line.show(live)
+        if self._watch is not None:
+            self._watch(live)
 
 
 def start(

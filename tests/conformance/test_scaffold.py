@@ -24,7 +24,7 @@ from plesio.server.checkpoints import read
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Buffer, Clients, Delta, Everything, Freely, Int8, Outer
 from plesio.transport.client_states import FOLDER, ClientStates
-from plesio.worker.clients import Client
+from plesio.worker.clients.turn import Client
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(228)

@@ -17,8 +17,9 @@ from conformance.table import strategies
 from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
-from plesio.server.checkpointer import Checkpointer, Keeping
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, Progress, latest, read
+from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from support.long_forms import but_slow
 from support.replayed import chancy, fills_the_disk

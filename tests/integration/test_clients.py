@@ -27,7 +27,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.transport.ring import Ring
-from plesio.worker.clients import CLIENTS, Client
+from plesio.worker.clients.description import CLIENTS
+from plesio.worker.clients.turn import Client
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.replicas.parameters import DeltaReplica
 from support.long_forms import examples

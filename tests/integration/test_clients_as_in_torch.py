@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 import plesio as ps
 from plesio.protocol.worker import LeaseReply, LeaseRequest
-from plesio.worker.clients import LeasedClients
+from plesio.worker.clients.lent import LeasedClients
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from support import remote

@@ -32,7 +32,7 @@ from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.worker.budget import Budget
-from plesio.worker.clients import Clients
+from plesio.worker.clients.description import Clients
 
 SITES, ROUNDS = 8, 4
 SECURE = ps.SecureSums(threshold=5, clip=0.5)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.core.leases import DataLeases
-from plesio.worker.clients import Client
+from plesio.worker.clients.turn import Client
 from support.loops import CLASSES, FEATURES, data
 
 INPUTS, LABELS = data(240)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
@@ -65,16 +65,18 @@ class Board:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def watch(self, number: int) -> Callable[[Live], None]:
+    def watch(self, number: int) -> Line:
         """What is to be told how the run of strategy `number` stands."""
-        self._set(number, STARTING, "starting", 0.0)
+        self.starting(number, "starting")
+        return Line(self, number)
 
-        def tell(live: Live) -> None:
-            if time.monotonic() - self._drawn_s > REDRAW_S:
-                share = live.time_s / self._until.seconds if self._until.seconds else 0.0
-                self._set(number, RUNNING, running(live, self._until.target), share)
+    def starting(self, number: int, words: str) -> None:
+        self._set(number, STARTING, words, 0.0)
 
-        return tell
+    def runs(self, number: int, live: Live) -> None:
+        if time.monotonic() - self._drawn_s > REDRAW_S:
+            share = live.time_s / self._until.seconds if self._until.seconds else 0.0
+            self._set(number, RUNNING, running(live, self._until.target), share)
 
     def ended(self, number: int, summary: Summary, which: str = "") -> None:
         target = self._until.target
@@ -97,6 +99,19 @@ class Board:
         except OutputLostError:  # the terminal was closed: that ends the run (SIGHUP), in good order
             give_up_output()
         self._drawn_s = time.monotonic()
+
+
+class Line:
+    """The line of strategy `number` on a board, as a `watch`."""
+
+    def __init__(self, board: Board, number: int) -> None:
+        self._board, self._number = board, number
+
+    def __call__(self, live: Live) -> None:
+        self._board.runs(self._number, live)
+
+    def starting(self, words: str) -> None:
+        self._board.starting(self._number, words)
 
 
 def ended(summary: Summary, target: tuple[str, float] | None) -> str:

@@ -17,7 +17,7 @@ from plesio.observe.logbook import Logbook
 from plesio.observe.standing import ALL, Standing
 from plesio.observe.summary import Evaluation, Incident, Logged, lower_is_better
 from plesio.protocol.launcher import Final, Lately
-from plesio.server.checkpointer import Keeping
+from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from plesio.tables.module import Table
 from plesio.transport.secure import Credentials

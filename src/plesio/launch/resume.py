@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from plesio.config.checkpoint import Checkpoint
 from plesio.errors import CheckpointError
-from plesio.launch.change import Change, change_of, with_new_data
 from plesio.launch.job import Job
 from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
 from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
-from plesio.server.checkpointer import Keeping
 from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest, newest_version
+from plesio.server.keeping import Keeping
 from plesio.worker.warn import warn
+
+if TYPE_CHECKING:
+    from plesio.launch.change import Change
 
 ALLOWED = (
     "give the folder of a run that kept checkpoints, that of its checkpoints, or one of them; a run keeps them with "
@@ -56,6 +59,8 @@ def resumption(job: Job) -> Resumption | None:
         check_free(Path(config.checkpoint.folder), saved)
     if saved is None:
         return None
+    from plesio.launch.change import change_of, with_new_data  # it knows the memory of a server, and with it Numba
+
     manifest, change = saved.manifest, change_of(saved, config)
     change = with_new_data(saved, config, change) if config.data == "new" else change
     undone, unknown = _undone(manifest)

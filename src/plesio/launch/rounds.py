@@ -28,8 +28,7 @@ from plesio.protocol.launcher import RoundMade
 from plesio.server.judge import as_metrics
 from plesio.strategy import Strategy
 from plesio.transport.client_states import ClientStates
-from plesio.worker.clients import CLIENTS, Clients
-from plesio.worker.clients.kept import take_own
+from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.randomness.seeding import step_seed
 
 Metrics = dict[str, float]
@@ -106,6 +105,8 @@ class Round:
         """Call `function(model, batches)` (by default `clients.evaluate_clients`) with the version's model and what each client
         holds out, or all it has where `held_out=` is not given; the metrics by client. What is a client's own (`prepare(share=)`)
         is in its model. `ids`: of these alone; `model`: as in `evaluate`."""
+        from plesio.worker.clients.kept import take_own
+
         function = function or clients.evaluate_clients
         if function is None:
             raise ConfigurationError("round.evaluate_clients: give a function(model, batches), here or to ps.Clients")

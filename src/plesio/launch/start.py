@@ -37,7 +37,6 @@ from plesio.launch.result import (
 )
 from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
-from plesio.launch.simulated.engine import SimulatedEngine
 from plesio.launch.watching import Watching
 from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import on_staleness
@@ -129,9 +128,13 @@ def start(
         )
         feeds.begin(called, document)
         if cluster is not None:
+            from plesio.launch.simulated.engine import SimulatedEngine  # greenlets, workers and a server
+
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c, on_round).run()
         else:
-            outcome = LocalEngine(job, seen, ctrl_c, door.sockets if door is not None else (), on_round).run()
+            outcome = LocalEngine(
+                job, seen, ctrl_c, door.sockets if door is not None else (), on_round, seen.starting
+            ).run()
         if outcome.begun_s is not None:
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:

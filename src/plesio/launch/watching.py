@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +13,13 @@ from plesio.errors import words_of
 from plesio.launch.job import Live
 from plesio.observe import rows
 from plesio.observe.asked import taken
+from plesio.observe.progress import Display
 from plesio.observe.record import Record
 from plesio.observe.sinks import Feeds, Told
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Summary
 
+log = logging.getLogger("plesio")
 LOOK_S = 0.1
 """At most so often sinks and record are told (sinks also at each evaluation) and the page's requests are looked for."""
 
@@ -91,6 +94,12 @@ class Watching:
         if self._watch is not None:
             self._watch(live)
         return self.reached(live) or asked
+
+    def starting(self, words: str) -> None:
+        """Tell whoever shows the run what its start waits for."""
+        log.info("%s", words)
+        if isinstance(self._watch, Display):
+            self._watch.starting(words)
 
     def reached(self, live: Live) -> str | None:
         """Why the run is to stop, as `until` has it."""

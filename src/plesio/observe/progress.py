@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from plesio.observe.amounts import number
 
@@ -19,6 +19,13 @@ class Standing(Protocol):
     time_s: float
     steps: int
     metrics: dict[str, float]
+
+
+@runtime_checkable
+class Display(Protocol):
+    """Whoever shows a run, not the user's function that watches it: it is told of the start, too."""
+
+    def starting(self, words: str) -> None: ...
 
 
 def running(live: Standing, target: tuple[str, float] | None) -> str:
@@ -50,6 +57,9 @@ class ProgressLine:
         if now_s - self._drawn_s > EVERY_S:
             self._drawn_s = now_s
             self._write(f"{self._name}  {running(live, self._target)}")
+
+    def starting(self, words: str) -> None:
+        self._write(f"{self._name}  {words}")
 
     def clear(self) -> None:
         if self._width:

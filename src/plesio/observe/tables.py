@@ -8,11 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.clients import by_samples, worst_tenth
@@ -22,6 +18,9 @@ from plesio.observe.repeats import first, times_of
 from plesio.observe.rows import in_lines, slow_server
 from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 WIDTH = 118
 NAME_LEAST = 22  # characters of a strategy's name that have priority over columns
 TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)  # the columns of a comparison, the most important first
@@ -29,6 +28,8 @@ TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)  # the columns of a comparison, the mos
 
 def render(*parts: object, width: int = WIDTH) -> str:
     """rich's output as plain text, for printing: letters outside standard output's encoding are replaced."""
+    from rich.console import Console
+
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     page = io.BytesIO()
     with io.TextIOWrapper(page, encoding, errors="replace", newline="\n") as file:
@@ -42,6 +43,8 @@ def render(*parts: object, width: int = WIDTH) -> str:
 
 def run_table(summary: Summary, folder: Path | None, *, lacking: Sequence[str] = (), width: int = WIDTH) -> str:
     """One run: its figures, then a row for each worker. `lacking`: what could not be written to its folder."""
+    from rich.table import Table
+
     table = Table()
     for name in "worker", "steps", "samples", "steps/s\nalone", "waiting", "exchange", "staleness", "folded":
         table.add_column(name, justify="right")
@@ -159,6 +162,10 @@ def compare_table(
 ) -> Table:
     """Several strategies side by side; columns beyond the terminal's `width` are left out. `repeats`: all runs of
     each strategy that has a summary."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     runs = repeats or [[row] for row in rows if isinstance(row, Summary)]
     best = {runs[k][0].strategy for k in first(runs, target)} if len(runs) > 1 else set()
     compared = 0 if target else 1  # by the time to the target, else by steps a second

@@ -17,26 +17,9 @@ from plesio.memory.port import Kept, Memory
 from plesio.riders import Riders
 from plesio.riders.schedules import NOWHERE, Schedules
 from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
+from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from plesio.transport.client_states import ClientStates
-
-
-class Keeping(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is told of files, each empty where there is none: `folder` for the checkpoints, the checkpoint to `resume`
-    from (with `new_data`, of which nothing is visited), the folder of what `clients` keep, the `journal` (one that is there
-    already is gone on with), and where a new one `begins`, in words."""
-
-    folder: str = ""
-    every_s: float = 60.0
-    keep: int = 2
-    resume: str = ""
-    new_data: bool = False
-    clients: str = ""
-    seed: int = 0
-    train_hash: str = ""
-    journal: str = ""
-    begins: str = ""
-
 
 NOTHING = Progress()
 

@@ -65,10 +65,11 @@ from plesio.protocol.worker import (
 )
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
-from plesio.server.checkpointer import Checkpointer, Keeping, Taken
+from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
 from plesio.server.figures import NOWHERE, Figures
 from plesio.server.interfaces import Replies
+from plesio.server.keeping import Keeping
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder

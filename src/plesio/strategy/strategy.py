@@ -264,6 +264,11 @@ class Strategy:
             raise StrategyError(f"{self.name}: a model is cut into fragments once; give all phases the same fragments")
 
     @property
+    def steps_in_workers(self) -> bool:
+        """Whether workers step their optimizers themselves, in one of its phases."""
+        return any(one.send.stepped or one.outer.in_worker or not one.via.at_server for one in self.phases)
+
+    @property
     def phases(self) -> tuple[Strategy, ...]:
         """The strategies that it is in turn; it alone, if it stays as it is."""
         return tuple([one for _, one in self.plan]) or (self,)

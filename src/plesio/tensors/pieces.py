@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import optim
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from plesio.errors import ConfigurationError
+from plesio.tensors import adam, sgd
 from plesio.tensors.arena import Arena, Kind, Layout, flattened
 from plesio.tensors.carrying import is_small, is_whole
 from plesio.tensors.optimizer_spec import STAY, Groups, OptimizerSpec
@@ -43,16 +44,20 @@ def no_global_hooks() -> Iterator[None]:
 
 
 def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout, small: bool = False) -> list[str]:
-    """The keys of the tensors of the model's size that these optimizers keep, found by a step on tiny tensors. `small`: and of
-    those that are smaller.
+    """The keys of the tensors of the model's size that these optimizers keep, found by a step on tiny tensors unless they are
+    known. `small`: and of those that are smaller.
 
     These have the groups, dtypes and numbers of dimensions of the real ones.
     """
     groups = [group for spec in specs for group in spec.groups]
-    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in pieces_of(layout, kinds_of(specs), groups))
+    kinds = kinds_of(specs)
+    pieces = ((piece, layout.specs[piece.tensors[0]]) for piece in pieces_of(layout, kinds, groups))
     forms = dict.fromkeys(
         (piece.group, one.torch_dtype, 1 if piece.flat else len(one.shape), piece.table) for piece, one in pieces
     )
+    known = [None if table else _known_keys(kinds[group], groups[group]) for group, *_, table in forms]
+    if None not in known:
+        return sorted({key for keys in known for key in keys or ()})
     parameters = [torch.nn.Parameter(torch.zeros((3,) * dimensions, dtype=dtype)) for _, dtype, dimensions, _ in forms]
     for parameter, (*_, table) in zip(parameters, forms, strict=True):
         parameter.grad = torch.zeros_like(parameter).to_sparse(1) if table else torch.zeros_like(parameter)
@@ -76,6 +81,13 @@ def kept_keys(specs: Sequence[OptimizerSpec], layout: Layout, small: bool = Fals
             if is_whole(key, value, parameter) or (small and is_small(value))
         }
     )
+
+
+def _known_keys(kind: type[Optimizer], group: dict[str, Any]) -> Sequence[str] | None:
+    """Those of an optimizer whose step is plesio's own; None of any other. A step of torch's would import torch's compiler."""
+    if sgd.steps_directly(kind, group):
+        return (sgd.MOMENTUM,) if group["momentum"] else ()
+    return adam.keys(group) if adam.steps_directly(kind, group) else None
 
 
 def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:

@@ -17,7 +17,7 @@ from plesio.tables.converted import convert, large_dense
 from plesio.tables.module import named_tables
 from plesio.tensors.model import OF_NO_MODULE, Models
 from plesio.tensors.several import Several
-from plesio.worker.clients import Clients
+from plesio.worker.clients.description import Clients
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import listed, warn
 

@@ -17,8 +17,9 @@ from plesio.strategy.answers.answer import COUNT, WHOLE
 from plesio.tables.module import Table
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
-from plesio.worker.clients import Clients, LeasedClients
 from plesio.worker.clients.accountant import tell
+from plesio.worker.clients.description import Clients
+from plesio.worker.clients.lent import LeasedClients
 from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader

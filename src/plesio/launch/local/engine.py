@@ -11,7 +11,7 @@ import select
 import socket
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from plesio.launch.local.patience import Patience
 from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes, descriptors_for
 from plesio.launch.local.rebirths import Rebirths
 from plesio.launch.local.seats import Seats
+from plesio.launch.local.starting import IMPORTS, PREPARES, Starting
 from plesio.launch.resume import resumable
 from plesio.launch.returned import unpacked
 from plesio.launch.rounds import OnRound, Rounds
@@ -45,7 +46,7 @@ LINES_MAX = 100  # how many lines of a traceback are taken from a worker that so
 
 class LocalEngine:
     """Runs one job on this host; `watch` is told how it stands, and may end it. Workers that somebody else starts knock at
-    `sockets`."""
+    `sockets`. `say` is told what the start waits for."""
 
     def __init__(
         self,
@@ -54,8 +55,10 @@ class LocalEngine:
         ctrl_c: CtrlC,
         sockets: Sequence[socket.socket] = (),
         on_round: OnRound | None = None,
+        say: Callable[[str], None] = log.info,
     ) -> None:
         self._job = job
+        self._starting = Starting(job.config.workers, say)
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome()
@@ -89,7 +92,7 @@ class LocalEngine:
             with descriptors_for(self._job.config.seats):
                 # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
                 with self._ctrl_c.telling(lambda: end_at_once(self._ctrl_c.number)):
-                    self._processes.load(self._job)
+                    self._processes.load(self._job, lambda: self._starting.waits_for(IMPORTS))
                 self._processes.start(self._job, self._sockets)
             self._loop(fork_server)
         except EndedBySignal:
@@ -454,6 +457,8 @@ class LocalEngine:
             reason = self._watch(self._live)
             if reason is not None:
                 self._ask_to_stop(reason)
+        elif self._job.listening is None:
+            self._starting.waits_for(PREPARES)
         if not self._stopping and self._outcome.final is None:
             self._seats.fill()
         if patience.workers_are_late():

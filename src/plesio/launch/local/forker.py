@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import mmap
 import os
 import resource
 import signal
@@ -27,12 +28,14 @@ from plesio.launch.ctrl_c import stay_deaf
 from plesio.launch.torch_settings import TorchSettings
 from plesio.transport.channel import Channel, ChannelClosedError, close_quietly, readable
 
+COMPILER = "torch._dynamo"  # takes as long to import as torch
 FOREVER_S = 10.0**6  # it has no deadline: it ends with the engine's line
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 class Load(msgspec.Struct, tag=True, frozen=True):
-    """The engine, with the descriptor of a file: take over these settings of its process, and unpickle the job in the file."""
+    """The engine, with the descriptor of a file: take over these settings of its process, and unpickle the job in the file.
+    `compiler`: its processes will import torch's."""
 
     path: tuple[str, ...]
     program: tuple[bytes, ...]
@@ -40,6 +43,7 @@ class Load(msgspec.Struct, tag=True, frozen=True):
     environment: dict[bytes, bytes]
     descriptors: int
     torch: TorchSettings
+    compiler: bool
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
@@ -74,6 +78,7 @@ class Forker:
         self._channel = channel
         self._job: object = None
         self._imported = set(sys.modules)
+        self._used_compiler = mmap.mmap(-1, 1)  # a child says that it imported torch's
         self._children: set[int] = set()  # as `waitpid` and `kill` have it: a group by its negative number
 
     def run(self) -> None:
@@ -127,6 +132,8 @@ class Forker:
             allowed = message.descriptors if most == resource.RLIM_INFINITY else min(message.descriptors, most)
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
             message.torch.apply()
+            if message.compiler or self._used_compiler[0]:
+                importlib.import_module(COMPILER)  # once for all of them
             self._job = cloudpickle.load(payload)
             message.torch.apply()  # an imported module may have changed them
         except BaseException as error:
@@ -164,6 +171,7 @@ class Forker:
             trace = "".join(traceback.format_exception(error))  # all of it: the fault is plesio's
             print(f"{message.title} (process {os.getpid()}) failed:\n{trace}", file=sys.stderr)
         finally:
+            self._used_compiler[0] = COMPILER in sys.modules
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -220,8 +228,10 @@ def main() -> None:
     gc.disable()  # imports leave no garbage; looking for it takes a tenth of their time
     import torch
 
+    from plesio.launch.local.uncompiled import leave_out_compiler
+
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first optimizer imports 800 modules
+    leave_out_compiler()
     for module in sys.argv[3:]:
         importlib.import_module(module)
     gc.freeze()

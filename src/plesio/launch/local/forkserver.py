@@ -13,12 +13,13 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError
 from plesio.launch.local.forker import Done, End, Load, Spawn, written_at
 from plesio.launch.torch_settings import TorchSettings
-from plesio.transport.channel import Channel, ChannelClosedError, channel_pair
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, readable
 
 PRELOAD = (  # the modules that the processes of a run need
     "plesio.launch.local.server_entry",
@@ -89,8 +90,9 @@ class ForkServer:
         """Readable, between questions, when it has ended."""
         return self._channel.fileno()
 
-    def load(self, payload: int) -> None:
-        """Send the job of the next run: `payload` is the descriptor of the file with the pickle."""
+    def load(self, payload: int, compiler: bool, waiting: Callable[[], None] = lambda: None) -> None:
+        """Send the job of the next run: `payload` is the descriptor of the file with the pickle; `compiler`: its processes will
+        import torch's, as whoever steps an optimizer of torch's does. `waiting` is called once a second meanwhile."""
         order = Load(
             path=_module_path(),
             program=tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ())),
@@ -98,8 +100,9 @@ class ForkServer:
             environment={**os.environb, **FORKING},
             descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             torch=TorchSettings.of_this_process(),
+            compiler=compiler,
         )
-        reply = self._ask(order, [payload])
+        reply = self._ask(order, [payload], waiting=waiting)
         self._files.update(reply.files)
         if reply.failure:
             raise ConfigurationError(
@@ -118,12 +121,21 @@ class ForkServer:
         with contextlib.suppress(ServerLostError, DeadlineError):
             self._ask(End(grace_s), timeout_s=grace_s + END_S)
 
-    def _ask(self, question: Load | Spawn | End, descriptors: Sequence[int] = (), timeout_s: float = 0.0) -> Done:
+    def _ask(
+        self,
+        question: Load | Spawn | End,
+        descriptors: Sequence[int] = (),
+        timeout_s: float = START_S,
+        waiting: Callable[[], None] | None = None,
+    ) -> Done:
         """The answer. An exception (Ctrl-C, a deadline) ends this fork server: the next question would take a late answer for its
         own."""
         try:
             self._channel.send(question, descriptors)
-            return self._channel.receive(timeout_s or START_S, "the start of processes")[0]
+            end_s = time.monotonic() + timeout_s
+            while waiting is not None and not readable(self.fileno(), 1.0) and time.monotonic() < end_s:
+                waiting()
+            return self._channel.receive(timeout_s, "the start of processes")[0]
         except ChannelClosedError as error:
             raise self.lost() from error
         except BaseException:

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plesio.errors import ConfigurationError, words_of
@@ -121,8 +121,9 @@ class Processes:
         with contextlib.suppress(ChannelClosedError):
             self.server.channel.send(message, descriptors)
 
-    def load(self, job: Job) -> None:
-        """Send the job, with all data that the training function refers to, to where they are started."""
+    def load(self, job: Job, waiting: Callable[[], None]) -> None:
+        """Send the job, with all data that the training function refers to, to where they are started; `waiting` is called once a
+        second meanwhile."""
         try:
             packed = dumps(job)
         except Exception as error:
@@ -134,7 +135,7 @@ class Processes:
             file.write(packed)
             del packed
             file.seek(0)  # for the reader, too: the place in it is shared
-            self._fork_server.load(file.fileno())
+            self._fork_server.load(file.fileno(), job.config.strategy.steps_in_workers, waiting)
 
     def start(self, job: Job, sockets: Sequence[socket.socket] = ()) -> None:
         """Start them all; where workers come from elsewhere, a door for them."""

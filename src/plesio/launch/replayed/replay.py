@@ -56,8 +56,9 @@ from plesio.protocol.worker import (
     RowsRequest,
     RowsServed,
 )
-from plesio.server.checkpointer import Checkpointer, Keeping
+from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
+from plesio.server.keeping import Keeping
 from plesio.server.program import Program, event_of
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy

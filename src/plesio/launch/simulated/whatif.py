@@ -27,8 +27,6 @@ import msgspec
 
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, Timetable
 from plesio.errors import ConfigurationError, StrategyError
-from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.amounts import duration, percent
 from plesio.observe.summary import Summary
 from plesio.observe.times import Measured, StepTimes, measured
@@ -156,6 +154,9 @@ def _predict(
     bytes_per_s: float | None,
     steps_max: int,
 ) -> Prediction:
+    from plesio.launch.simulated.virtual import VirtualRun  # many modules, and most advice is given without
+    from plesio.launch.simulated.workers import TimedWorker
+
     if strategy.every.by_client:
         raise ConfigurationError(
             f"{strategy.name}: it exchanges when a client ends, and the run had none; simulate it instead"

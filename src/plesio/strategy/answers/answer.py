@@ -49,9 +49,16 @@ LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full")
 
 @cache
 def allowed_by_field(kind: type[Any]) -> list[tuple[str, Allowed]]:
-    """What the annotations of a class say that its fields may have."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [(field, one) for field, hint in hints.items() for one in getattr(hint, "__metadata__", ())]
+    """What the annotations of a class say that its fields may have. Only these annotations are evaluated: to evaluate all would
+    take longer than the rest of the import."""
+    hints: dict[str, Any] = {}
+    for owner in reversed(kind.__mro__):
+        own = {
+            field: one for field, one in vars(owner).get("__annotations__", {}).items() if one.startswith("Annotated[")
+        }
+        asked = type("Asked", (), {"__annotations__": own, "__module__": owner.__module__})
+        hints |= get_type_hints(asked, include_extras=True)
+    return [(field, one) for field, hint in hints.items() for one in hint.__metadata__]
 
 
 class Answer:

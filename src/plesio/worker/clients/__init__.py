@@ -4,9 +4,3 @@ A round is an epoch of the data's leases with `per_round` items, and an item is 
 is trained once, whoever dies; a fast worker trains more of them; a resumed run goes on in the round that it was in. What a
 client draws at random depends on (seed, client, round), not on the worker.
 """
-
-from plesio.worker.clients.description import CLIENTS, Clients
-from plesio.worker.clients.lent import LeasedClients
-from plesio.worker.clients.turn import Client
-
-__all__ = ["CLIENTS", "Client", "Clients", "LeasedClients"]
