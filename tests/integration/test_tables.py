@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,64 @@ def test_evaluations_see_rows_as_they_are_and_the_last_one_as_they_end(evaluated
     with torch.no_grad():
         assert looked_both_ways(net) == pytest.approx(last, abs=1e-6)
     assert sorted(run.tables["ids"].get_extra_state()["keys"].tolist()) == sorted(samples()[0][:, :2].unique().tolist())
+
+
+class Tied(nn.Module):
+    """A step moves each row that is looked up, and each number of the dense part, by -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = ps.Table(2, ps.RowSGD(1.0), scale=0.0)
+        self.dense = nn.Parameter(torch.zeros(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.ids(ids).sum() + self.dense.sum()
+
+
+def wait_for(path: Path) -> None:
+    end_s = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end_s, f"{path.name} did not come"
+        time.sleep(0.01)
+
+
+def tied(worker: Any, folder: Path) -> None:
+    net = Tied()
+    net, optimizer = worker.prepare(net, SGD(net.parameters(), lr=1.0))
+    for step in worker.steps(12):
+        if step == 4:
+            wait_for(folder / "judging")
+        optimizer.zero_grad()
+        net(torch.arange(40)).backward()
+        optimizer.step()
+        if step == 8:
+            (folder / "trained").touch()
+
+
+def looked_for_long(net: nn.Module, folder: Path) -> dict[str, float]:
+    (folder / "judging").touch()
+    early = net.ids(torch.arange(20))
+    wait_for(folder / "trained")
+    rows = torch.cat([early, net.ids(torch.arange(20, 40))])
+    return {"dense": -float(net.dense[0]), "least": -float(rows.max()), "most": -float(rows.min())}
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_an_evaluation_is_of_one_version_while_rows_step(servers: int, tmp_path: Path) -> None:
+    judge = partial(looked_for_long, folder=tmp_path)
+    run = ps.run(
+        partial(tied, folder=tmp_path),
+        ps.sync_sgd(),
+        workers=1,
+        servers=servers,
+        evaluate=judge,
+        evaluate_every_s=0.01,
+        timeout_s=60,
+    )
+    assert run.history[0].version <= 4
+    assert run.history[-1].version == 12
+    for one in run.history:
+        assert one.metrics == {"dense": one.version, "least": one.version, "most": one.version}
 
 
 def test_an_evaluation_that_asks_for_too_many_rows_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ ACTS = st.one_of(
     st.tuples(st.just("tick"), st.just([]), st.integers(1, 3)),
     st.tuples(st.just("sweep"), st.just([]), st.sampled_from([1, 2, 3, SLICE])),
     st.tuples(st.just("copy"), st.just([]), st.just(0)),
+    st.tuples(st.just("stand"), st.just([]), st.sampled_from([0, 1, 1])),
 )
 
 
@@ -107,6 +108,12 @@ def pulled(store: Store, keys: Any) -> tuple[Any, Any]:
     return store.pull(np.array(keys, np.int64), out), out
 
 
+def read(store: Store, keys: list[int]) -> Any:
+    out = np.empty((len(keys), store.spec.dim), np.float32)
+    store.read(np.array(keys, np.int64), out)
+    return out
+
+
 def fold(store: Store, keys: Any, version: int, places: Any = None, gradient: float = 1.0, seen: int = 0) -> Folded:
     keys = np.array(keys, np.int64)
     places = np.full(len(keys), -1) if places is None else places
@@ -124,6 +131,7 @@ def test_a_store_is_a_dict_of_what_lives(acts: list[Any], admit: int | None, exp
     life = ps.Seen(admit) if admit else None, ps.Unused(expire) if expire else None
     spec = TableSpec("ids", 2, RULE, 0.05, 3, *life)
     store, plain, evicted, copied = Store(spec), Plain(spec), 0, False
+    every, still = [*EXTREMES, *range(1, 13)], None
     places: list[dict[int, int]] = [{}]
     for number, (act, keys, how) in enumerate(acts):
         if act == "fold":
@@ -144,17 +152,22 @@ def test_a_store_is_a_dict_of_what_lives(acts: list[Any], admit: int | None, exp
             store.clock = plain.clock
         elif act == "sweep":
             evicted += store.sweep(plain.clock, how)
-            assert how < SLICE or store.held == store.rows
+            assert how < SLICE or store.held == store.rows or still is not None
+        elif act == "stand":
+            store.stand_still(bool(how))
+            still = plain.pull(every) if how else None
         else:
             kept, store = store.kept(), Store(spec)
             for _ in range(3):
                 fold(store, [55], 0)  # so that it knows that places are of other rows now
             store.restore(kept)
-            store.clock, copied = plain.clock, True
+            store.clock, copied, still = plain.clock, True, None
             plain.folded.clear()
+        np.testing.assert_array_equal(read(store, every), plain.pull(every) if still is None else still)
         if number % 3 == 0:
             assert store.take_checksum() == plain.store(plain.folded).checksum()
             plain.folded.clear()
+    store.stand_still(False)
     assert (store.rows, store.candidates) == (len(plain.rows), len(plain.counts))
     assert store.checksum() == plain.store(set(plain.rows)).checksum()
     kept = store.kept()

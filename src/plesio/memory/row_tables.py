@@ -7,7 +7,8 @@
 | Hold              | -                             | its gradients are added to the sum, by key, with its weight  |
 | Fold              | -                             | step by the weighted mean of its members' gradients, by key  |
 
-A row is served as it is then; it is born when it first steps. The server remembers which rows it gave to a contribution, so
+A row is served as it is then; it is born when it first steps. The last reader, while it is `Reading`, is served rows as they were
+when it began. The server remembers which rows it gave to a contribution, so
 that gradients come back without keys. `clock` counts the times that rows stepped: a row's staleness is by how much it went on
 between its service and its step, if the row stepped in between. Which rows have expired follows from it, too; after each step
 their memory is given back in slices.
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.observe.summary import RowServer, RowsSummary
+from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of
 from plesio.tables.distinct import Sum
@@ -74,6 +76,7 @@ class RowTables:
         """What is done for each kind of effect."""
         actions: dict[type, Callable[[Any], None]] = {
             Serve: self._serve,
+            Reading: self._reading,
             FoldRows: lambda effect: self._step(effect.worker, effect.number),
         }
         if not at_once:
@@ -131,7 +134,15 @@ class RowTables:
     def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
         laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
         laid = laid._replace(keys=laid.keys.copy())  # the next but one contribution's are written there early
-        return Served(table, laid, self.stores[table].pull(laid.keys, laid.values), self.clock)
+        return self._laid(serve, table, laid)
+
+    def _laid(self, serve: Serve, table: int, laid: Laid) -> Served:
+        store, last = self.stores[table], serve.worker == self.slots.readers - 1
+        return Served(table, laid, (store.read if last else store.pull)(laid.keys, laid.values), self.clock)
+
+    def _reading(self, reading: Reading) -> None:
+        for store in self.stores:
+            store.stand_still(reading.begins)
 
     def nbytes_pushed(self, worker: int, number: int) -> int:
         """What the gradients in contribution `number` take."""

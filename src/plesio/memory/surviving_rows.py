@@ -7,6 +7,7 @@ and done again: a word in shared memory says that it was begun.
 | what                         | whoever takes over, as long as there is a log                                             |
 | ---------------------------- | ----------------------------------------------------------------------------------------- |
 | Serve                        | lays nothing: the values lie in the slot, and the rows may have stepped since             |
+| Reading                      | has rows as they are at the death: they have stepped since then                           |
 | keys of what was served      | finds a copy, by contribution and table: the reader may have written others into the slot |
 | places of what was served    | does not know them: they are looked up again                                              |
 | rows folded since a checksum | forgets them if the checksum was the last in the log, else those of later folds are there |
@@ -85,7 +86,7 @@ class SurvivingRows(RowTables):
         if self._log.recovering:
             return Served(table, laid, np.full(count, -1), self.clock)
         keys[:] = came
-        return Served(table, laid, self.stores[table].pull(keys, laid.values), self.clock)
+        return self._laid(serve, table, laid)
 
     # What steps
 

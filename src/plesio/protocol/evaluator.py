@@ -1,12 +1,13 @@
 """What the evaluator and the server tell each other. Both are on one host: the evaluator maps the ring of versions.
 
-Rows of tables it asks for as a worker does (`RowsRequest`, `RowsServed`), while it judges.
+Rows of tables it asks for as a worker does (`RowsRequest`, `RowsServed`), while it judges. It says when it is done (`Reading`).
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest, RowsServed
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
@@ -34,5 +35,5 @@ class Snapshot(msgspec.Struct, tag=True, frozen=True):
     servers: int = 1
 
 
-Asked = SnapshotRequest | RowsRequest
+Asked = SnapshotRequest | RowsRequest | Reading
 Told = Snapshot | RowsServed

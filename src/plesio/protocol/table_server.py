@@ -6,6 +6,7 @@
 | Lay           | lays rows into a reader's slot, and rings its bell                    |
 | FoldRows,     | what `plesio.memory.row_tables` says of these effects                 |
 | Hold, Fold    |                                                                       |
+| Reading       | keeps all rows as they are now for the last reader, or no longer      |
 | Vacated       | forgets what a reader was served: another process sits there          |
 | Ask           | calls a method of its `RowTables`; says Answered                      |
 
@@ -53,6 +54,12 @@ class Lay(msgspec.Struct, tag=True, frozen=True):
     decided_s: float
 
 
+class Reading(msgspec.Struct, tag=True, frozen=True):
+    """The last reader, which steps nothing, begins to read, or is done: meanwhile it is given rows as they were at first."""
+
+    begins: bool
+
+
 class Vacated(msgspec.Struct, tag=True, frozen=True):
     """Another process sits at `reader`'s place from now on."""
 
@@ -88,9 +95,9 @@ class Served(msgspec.Struct, tag=True, frozen=True):
     """Between hosts: the values of the first Lay that waits for them come with it."""
 
 
-ToTableServer = Bells | Begin | Lay | FoldRows | Hold | Fold | Vacated | Ask
+ToTableServer = Bells | Begin | Lay | FoldRows | Hold | Fold | Reading | Vacated | Ask
 FromTableServer = Answered | Stands
-ToFarServer = Begin | Lay | FoldRows | Hold | Fold | Vacated | Ask | Piece
+ToFarServer = Begin | Lay | FoldRows | Hold | Fold | Reading | Vacated | Ask | Piece
 FromFarServer = Answered | Stands | Served | Piece
 RETURNS: dict[str, Any] = {
     **dict.fromkeys(("begin_from", "checksum", "take_checksum", "nbytes_pushed"), int),

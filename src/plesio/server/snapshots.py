@@ -1,17 +1,20 @@
 """Serves the evaluator: one consistent snapshot at a time, when it asks, and the last one unasked.
 
-A snapshot is a version that the server pins; where workers fold by themselves, what they write into meanwhile.
+A snapshot is a version that the server pins, with the rows of tables as they are then. Where workers fold by themselves it is
+what they write into meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from plesio.memory.machine import EVALUATOR, Machine
 from plesio.memory.row_servers import RowServers
-from plesio.protocol.evaluator import Asked, Snapshot
+from plesio.protocol.evaluator import Asked, Snapshot, SnapshotRequest
+from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest, RowsServed
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 
@@ -30,24 +33,33 @@ class Snapshots:
         self._standing = standing
         self._look, self._due = look, due
         self._asked = self._ahead = self._shown = False
-        self._rows: RowServers  # where there are tables
+        self._rows: RowServers | None = None
 
     def hear(self, timeout_s: float) -> bool:
         """Take its question; False if it is gone."""
-        if self.evaluator is None:  # seen when it was last answered
-            return False
-        try:
-            asked, _ = self.evaluator.receive(timeout_s)
-            if isinstance(asked, RowsRequest):
+        if self.evaluator is not None:  # else seen when it was last answered
+            with suppress(ChannelClosedError):
+                self._take(self.evaluator, self.evaluator.receive(timeout_s)[0])
+                return True
+        self.evaluator = None
+        self._read(Reading(False))
+        return False
+
+    def _take(self, evaluator: Channel[Asked], asked: Asked) -> None:
+        match asked:
+            case SnapshotRequest():
+                self._asked, self._ahead = not self._ahead, False
+            case Reading():
+                self._read(asked)
+            case RowsRequest():
+                assert self._rows is not None, "it was given tables"
                 self._rows.read(asked)
                 if self._rows.answers:
-                    self.evaluator.send(RowsServed())
-                return True
-        except ChannelClosedError:
-            self.evaluator = None
-            return False
-        self._asked, self._ahead = not self._ahead, False
-        return True
+                    evaluator.send(RowsServed())
+
+    def _read(self, reading: Reading) -> None:
+        if self._rows is not None:
+            self._rows.do(reading)
 
     def see_out(self, timeout_s: float) -> None:
         """The evaluator judges the last snapshot, and wants rows of tables for it."""
@@ -85,6 +97,8 @@ class Snapshots:
                 snapshot = msgspec.structs.replace(snapshot, servers=len(built.rows.slots))
                 descriptors += (*(one.fd for one in built.rows.slots), *blocks.bell_of(built.rows.reader))
                 self._rows = built.rows
+        if not final:  # no row steps after the last one, which the evaluator may be given while it reads for another
+            self._read(Reading(True))
         try:
             self.evaluator.send(snapshot, descriptors)
         except ChannelClosedError:

@@ -25,8 +25,7 @@ from plesio.tables.links import KeptRows as KeptRows
 from plesio.tables.spec import TableSpec
 
 FORMAT = "1"
-NAME_MAX = 150
-"""Letters of a table's name in that of its file, as it is written there."""
+NAME_MAX = 150  # letters of a table's name in that of its file
 
 
 def files_of(names: Collection[str]) -> dict[str, str]:

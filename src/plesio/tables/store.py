@@ -20,6 +20,7 @@ from plesio.tables.index import FREED, KEY, ROWS, VERSION, WIDTH
 from plesio.tables.reserved import SLOTS, Arrays, reserve
 from plesio.tables.rules import rule_of
 from plesio.tables.spec import VERSIONS, RowSGD, Seen, TableSpec, Unused
+from plesio.tables.still import Still
 
 SLICE = 4096
 """Rows of a sweep."""
@@ -70,6 +71,7 @@ class Store:
         self._life = spec.expire.versions if spec.expire is not None else life.FOREVER
         self.clock = 0
         self._at, self._candidates = self._empty()
+        self._still: Still | None = None
         self._moved = False  # whether a place may be another key's than when it was given out
 
     def _empty(self) -> tuple[Arrays, Arrays | None]:
@@ -105,15 +107,24 @@ class Store:
     def _living(self, at: Arrays) -> int:
         return int(life.living(at, self.clock, self._life))
 
-    def pull(self, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.int64]:
+    def pull(self, keys: NDArray[np.int64], out: NDArray[np.float32], clock: int | None = None) -> NDArray[np.int64]:
         """Write the values of each key into `out`, (n, dim), and return their places, -1 for a key without a row.
 
-        Such a key's first values are given, or zeros if it needs to be admitted. Nothing is stored.
+        Such a key's first values are given, or zeros if it needs to be admitted. Nothing is stored. `clock`: by which rows have
+        died, unless it is the store's.
         """
         places = np.empty(len(keys), np.int64)
-        how = self.clock, self._life, self._times > 0
+        how = self.clock if clock is None else clock, self._life, self._times > 0
         kernels.pull(self._at, *self._first, *how, keys, out.reshape(-1), places)
         return places
+
+    def stand_still(self, begins: bool) -> None:
+        """From now on `read` gives all rows as they are now; or no longer."""
+        self._still = Still(self.spec.dim, self.clock, self.pull) if begins else None
+
+    def read(self, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.int64]:
+        """As `pull`, for whoever steps nothing: with the rows of then, if they stand still."""
+        return self._still.read(keys, out) if self._still is not None else self.pull(keys, out)
 
     def fold(
         self,
@@ -142,6 +153,8 @@ class Store:
         """
         if not 0 <= version < VERSIONS:
             raise ConfigurationError(f"version={version}: allowed is 0 to {VERSIONS - 1}")
+        if self._still is not None:
+            self._still.keep(keys[touched != 0])
         rows, self.clock = np.full(len(keys), -1), version
         try:
             evicted = self._locate(keys, places, touched, rows)
@@ -207,6 +220,8 @@ class Store:
         self.clock = clock
         if self.spec.expire is None:
             return 0
+        if self._still is not None:
+            clock = min(clock, self._still.clock)
         if self._candidates is not None:
             life.sweep(self._candidates, clock, self._life, rows)
         return int(life.sweep(self._at, clock, self._life, rows))
@@ -330,6 +345,8 @@ def load_kernels() -> None:
     store.take_checksum()
     store.checksum()
     store.sweep(2)
+    store.stand_still(True)
+    store.read(keys, gradients)
 
 
 def _nbytes(at: Arrays) -> int:

@@ -20,6 +20,7 @@ from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Snapshot, SnapshotRequest, Told
 from plesio.protocol.launcher import Evaluated
+from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest
 from plesio.server.judge import Judge
 from plesio.tables.module import named_tables
@@ -60,6 +61,8 @@ def judge_snapshots(job: Job, server: Channel[Told], engine: Channel[object]) ->
         engine.send(Evaluated(evaluation, snapshot.final, judgement.raised))
         if snapshot.final:
             return
+        if rows is not None:
+            server.send(Reading(False))
         if not early and not readable(server.fileno(), wait_s):
             server.send(SnapshotRequest())
 

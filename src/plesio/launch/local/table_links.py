@@ -13,7 +13,7 @@ from plesio.launch.local.handlers import Handlers
 from plesio.memory.blocks import Blocks
 from plesio.memory.row_servers import RowServers
 from plesio.observe.summary import RowServer, RowsSummary
-from plesio.protocol.table_server import Answered, Ask, Begin, Bells, FromTableServer, Lay, Stands, Vacated
+from plesio.protocol.table_server import Answered, Ask, Begin, Bells, FromTableServer, Lay, Reading, Stands, Vacated
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.file import in_memory
 from plesio.transport.channel import DESCRIPTORS_MAX, Channel, ChannelClosedError, readable
@@ -85,7 +85,7 @@ class TableLink:
         elif kind in self._steps:
             self.clock += 1
             self._send(effect)
-        elif kind is Hold and not self._at_once:
+        elif kind is Reading or (kind is Hold and not self._at_once):
             self._send(effect)
 
     def forget(self, reader: int) -> None:
