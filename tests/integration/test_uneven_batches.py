@@ -58,6 +58,25 @@ def test_sync_sgd_is_one_worker_with_all_samples_where_batches_differ() -> None:
     assert difference("allreduce")[0] > 1e-3, "a mean of means, as DDP's"
 
 
+def unlike(worker: ps.Worker, sizes: tuple[int, int]) -> None:
+    model = nn.Linear(3, 1)
+    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        model(torch.ones(sizes[worker.rank], 3)).mean().backward()
+        worker.count(sizes[worker.rank])
+        optimizer.step()
+
+
+def test_allreduce_tells_of_batches_of_other_sizes() -> None:
+    here = ps.allreduce().in_memory
+    said = "a step has 8 samples on one worker and 24 on another; allreduce counts both alike, as DDP does, and sync_sgd weighs"
+    with pytest.warns(RuntimeWarning, match=said):
+        run = ps.run(partial(unlike, sizes=(8, 24)), here, workers=2, **SIMULATED)
+    assert said in str(run)
+    for strategy, sizes in ((here, (8, 9)), (ps.sync_sgd(), (8, 24))):
+        assert "counts both alike" not in str(ps.run(partial(unlike, sizes=sizes), strategy, workers=2, **SIMULATED))
+
+
 def test_both_optimizers_of_two_weigh_by_the_samples_of_the_batch() -> None:
     def adversarial(worker: ps.Worker | None, batch: int = 8) -> torch.Tensor:
         torch.manual_seed(0)

@@ -148,10 +148,13 @@ def check_finite(done: Run) -> None:
 
 
 def warn_of_nothing(done: Run, resumed: bool) -> None:
-    """Warn where the training functions returned without training anything, or each made all of a loop."""
+    """Warn where the training functions returned without training anything, each made all of a loop, or batches of other sizes
+    count alike."""
     if done.summary.multiplied:
         why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
         warn_at_end(f"{done.summary.multiplied}: {why}")
+    if done.summary.unlike:
+        warn_at_end(done.summary.unlike)
     if resumed and not done.steps:
         warn_at_end(
             f"no step was made: the run had already used up its loop, or its until=, at version {done.version}. If its data is "

@@ -172,6 +172,8 @@ GONE = ("died", "evicted", "raised", TOLD)  # how workers leave before their wor
 DIVERGED = "the model diverged"  # how the incident begins that tells of weights with a NaN or an infinity
 SPOILT = 0.01  # a run in which a larger share of contributions was not finite did not do what it was to do
 
+UNLIKE = 1.25  # a smaller ratio of batch sizes comes of the last batches of epochs
+
 SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)  # reasons to discard a contribution that its worker sent
 
 
@@ -316,6 +318,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         each = " to ".join(f"{number:,}" for number in dict.fromkeys((steps[0], steps[-1])))
         return f"{len(steps)} workers took {each} steps each and share no data; `worker.steps` shares them"
+
+    @property
+    def unlike(self) -> str:
+        """Batches of other sizes on other workers, which count alike: the mean gradient is not that of all their samples."""
+        sizes = sorted(one.samples / one.steps for one in self.workers if one.steps and one.samples)
+        if self.recipe != "allreduce" or not sizes or sizes[-1] < UNLIKE * sizes[0]:
+            return ""
+        step = f"a step has {sizes[0]:,.0f} samples on one worker and {sizes[-1]:,.0f} on another"
+        return f"{step}; allreduce counts both alike, as DDP does, and sync_sgd weighs by samples"
 
     @property
     def ideal_share(self) -> float:

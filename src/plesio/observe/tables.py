@@ -122,7 +122,7 @@ def losses(summary: Summary) -> list[str]:
         found.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
     if summary.batches_unvisited and summary.ended == "finished":  # after a stop they are just the rest of the epoch
         found.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
-    return [*found, *filter(None, (summary.multiplied, summary.uncounted))]
+    return [*found, *filter(None, (summary.multiplied, summary.unlike, summary.uncounted))]
 
 
 def of_clients(summary: Summary) -> list[str]:
