@@ -428,6 +428,17 @@ def test_in_lock_step_questions_are_answered_by_all_workers() -> None:
     assert rest == [18, ([1.0, 2.0], [3.0]), True]
 
 
+@pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
+def test_accelerate_may_not_cut_what_the_run_shares_out(name: str) -> None:
+    def train(worker: ps.Worker) -> None:
+        from plesio.integrations.accelerate import Accelerator
+
+        Accelerator(worker, dataloader_config=accelerate.DataLoaderConfiguration(**{name: True}))
+
+    with pytest.raises(ps.ConfigurationError, match=f"Accelerate with {name}=True: plesio .*; leave it out"):
+        ps.run(train, "sync_sgd", workers=2, engine=ALONE)
+
+
 def test_where_nobody_answers_questions_are_refused_by_name() -> None:
     with pytest.raises(ps.ConfigurationError, match="sync_dist=True in Lightning's training asks all workers"):
         ps.run(asking, "async_sgd", workers=2, engine=ALONE)

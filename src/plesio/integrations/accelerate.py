@@ -25,6 +25,12 @@ from plesio.errors import ConfigurationError
 from plesio.integrations.part import Slice, check_lock_step
 from plesio.worker.worker import Worker
 
+CUTS = {
+    "split_batches": "plesio gives each worker whole batches; leave it out, and give the loader batch_size // worker.workers",
+    "dispatch_batches": "plesio shares the data out, and each worker reads its own part; leave it out",
+}
+"""What of `DataLoaderConfiguration` says how many workers share a batch: what to do instead."""
+
 
 class Accelerator(accelerate.Accelerator):
     """An accelerate.Accelerator whose `prepare` takes part in the run.
@@ -34,7 +40,8 @@ class Accelerator(accelerate.Accelerator):
         settings: Accelerate's.
 
     Raises:
-        ConfigurationError: Accelerate would distribute the training, too; from what asks all processes: not in lock step.
+        ConfigurationError: Accelerate would distribute the training, or cut the batches, too; from what asks all processes: not
+            in lock step.
     """
 
     def __init__(self, worker: Worker, **settings: Any) -> None:
@@ -43,6 +50,9 @@ class Accelerator(accelerate.Accelerator):
             raise ConfigurationError(
                 f"Accelerate with {kind.value}: plesio has the workers, and exchanges; leave it out"
             )
+        for name, instead in CUTS.items():
+            if worker.workers > 1 and getattr(self, name):
+                raise ConfigurationError(f"Accelerate with {name}=True: {instead}")
         self._worker = worker
         self._reads = False
         if worker.workers > 1:
