@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from plesio.kernels import first_time
+from plesio.kernels.first_time import one_compiles
 from plesio.launch.local import starting
 from plesio.launch.local.starting import Starting
 from plesio.launch.local.uncompiled import leave_out_compiler
@@ -70,3 +75,24 @@ def test_a_start_says_once_a_second_what_it_waits_for(monkeypatch: pytest.Monkey
     for now_s[0] in (10.5, 11.0, 11.5, 12.5):
         start.waits_for("this")
     assert said == ["starting 2 workers: this (1 s)", "starting 2 workers: this (2 s)"]
+
+
+def test_one_process_compiles_kernels_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_time.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(first_time, "SAY_S", 0.0)
+    said = threading.Event()
+    monkeypatch.setattr("builtins.print", lambda *words, **_: words == (first_time.WORDS,) and said.set())
+    place = tmp_path / f"plesio-kernels-{os.getuid()}"
+    with one_compiles():
+        assert said.wait(60)
+        with place.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with place.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_kernels_are_loaded_where_there_is_no_place_for_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_time.tempfile, "gettempdir", lambda: "/nowhere")
+    with one_compiles():
+        loaded = True
+    assert loaded

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from plesio.errors import CheckpointError, ConfigurationError, PlesioError, SharedMemoryError
+from plesio.kernels.first_time import one_compiles
 from plesio.tables import life, undo
 from plesio.tables import rows as kernels
 from plesio.tables.dealing import deal
@@ -331,6 +332,7 @@ def slice_of(folded: Folded) -> int:
     return SLICE + 4 * (folded.born + folded.refused)
 
 
+@one_compiles()
 def load_kernels() -> None:
     """Compile all that stores, `Distinct`, `Sum`, `HotKeys` run, or load it from Numba's cache: a forked process has it then."""
     store, total = Store(TableSpec("", 1, RowSGD(lr=1.0), admit=Seen(1), expire=Unused(1))), Sum(1)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.optim import AdamW
 
+from plesio.kernels.first_time import one_compiles
 from plesio.tensors.adam import LARGEST, MEAN, SQUARE, Numbers, adam_step, begin, count, numbers_of
 from plesio.tensors.mean import factors_of, weighted_into
 from plesio.tensors.sgd import sgd_step
@@ -47,8 +48,9 @@ NOT_AHEAD = Ahead()
 @functools.cache
 def kernels() -> ModuleType | None:
     """The compiled kernels, loaded when a large model wants them; None where they round otherwise than torch does."""
-    module = importlib.import_module("plesio.kernels.folding")
-    return module if _rounds_as_torch(module) else None
+    with one_compiles():
+        module = importlib.import_module("plesio.kernels.folding")
+        return module if _rounds_as_torch(module) else None
 
 
 def _rounds_as_torch(module: ModuleType) -> bool:

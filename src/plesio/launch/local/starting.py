@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 SAY_S = 1.0
 IMPORTS = "importing torch, and what the training function needs"
-PREPARES = "they run, and have not all called worker.prepare"
+PREPARES = "they run; training begins when all have called worker.prepare and the server is ready"
 
 
 class Starting:
