@@ -218,9 +218,7 @@ def test_numbers_that_come_late_stay_masked_by_the_seed_of_their_site() -> None:
     """The head can take off all that site 0 had in common with others, and sees noise."""
     sites = Sites(words=5000)
     sites.round({Phase.SUM: {0}})
-    others = {site: said for site, said in sites.heard[Phase.SHARES].items() if site}
-    parts, hashes = ({site: getattr(said, what)[0] for site, said in others.items()} for what in ("sealed", "hashes"))
-    sites.told = {0: ForSite(parts, hashes)}
+    sites.told = {0: ForSite({site: said.sealed[0] for site, said in sites.heard[Phase.SHARES].items()})}
     sites._numbers(0)
     words = sites.masked[0].copy()
     for site in range(1, 8):  # as it can be computed from the key of site 0, which the others opened
@@ -383,13 +381,13 @@ def test_parts_that_were_changed_are_found_out() -> None:
     sites, told = at(Phase.SUM)
     mine = told[1]
     assert isinstance(mine, ForSite)
-    assert sites.sites[1].take(ForSite({**mine.sealed, 2: bytes(82)}, {**mine.hashes, 3: bytes(64)})) == (2, 3)
+    changed = {2: bytes(146), 3: mine.sealed[3][:-64] + bytes(64)}
+    assert sites.sites[1].take(ForSite({**mine.sealed, **changed})) == (2, 3)
     sites, told = at(Phase.SUM)
     mine = told[1]
     assert isinstance(mine, ForSite)
-    few = ({site: of_it[site] for site in (2, 3)} for of_it in (mine.sealed, mine.hashes))
     with pytest.raises(ProtocolError, match="3 sites share keys, the threshold is 5"):
-        sites.sites[1].take(ForSite(*few))
+        sites.sites[1].take(ForSite({site: mine.sealed[site] for site in (1, 2, 3)}))
 
 
 # Sites that lie
@@ -424,7 +422,7 @@ def test_wrong_parts_are_found_out_whoever_says_them_and_the_others_suffice(liar
 def test_with_too_many_wrong_parts_the_sum_is_given_up_and_no_honest_site_is_named() -> None:
     sites = Sites()
     lying(sites, Phase.OPEN, {0, 2, 5, 7}, wrong_parts)
-    assert sites.round() == "4 of 8 sites say right parts, and it takes 5"
+    assert sites.round() == "4 of 8 sites opened the sum with right parts, and it takes 5"
     assert [one[:6] for one in sites.head.suspects.news] == ["site 0", "site 2", "site 5", "site 7"]
     assert sites.round() == "4 sites, and a round takes 5"
 
@@ -466,7 +464,7 @@ def low(keys: Keys, which: str) -> Keys:
 
 def unreadable(whose: set[int]) -> Callable[[Shares], Shares]:
     return lambda said: replace(
-        said, sealed={site: os.urandom(82) if site in whose else one for site, one in said.sealed.items()}
+        said, sealed={site: os.urandom(146) if site in whose else one for site, one in said.sealed.items()}
     )
 
 
@@ -481,7 +479,7 @@ def test_a_site_that_cannot_read_its_parts_sits_the_round_out_and_both_are_named
 
 def test_a_site_that_more_are_at_odds_with_than_may_lie_is_left_out() -> None:
     sites = Sites()
-    lying(sites, Phase.SHARES, {4}, unreadable(set(range(8))))
+    lying(sites, Phase.SHARES, {4}, unreadable(set(range(8)) - {4}))
     assert sites.round() == "1 of 8 sites sent their numbers, and it takes 5"
     (lies,) = [one for one in sites.head.suspects.news if "lies, and" in one]
     assert lies == "site 4 lies, and is left out from here on: it is at odds with the sites 0, 1, 2, 3"
@@ -515,7 +513,7 @@ def test_words_of_other_sites_than_are_in_the_round_are_refused() -> None:
     sites, told = at(Phase.SHARES)
     said = sites.sites[1].shares(told[1])  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="site 1 said Shares of other sites than are in this round"):
-        sites.head.hear(1, Shares({2: said.sealed[2]}, said.commitment, said.hashes))
+        sites.head.hear(1, Shares({2: said.sealed[2]}, said.commitment))
     assert sites.head.hear(1, said)
     with pytest.raises(ProtocolError, match="or again"):
         sites.head.hear(1, said)

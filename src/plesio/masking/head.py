@@ -80,14 +80,14 @@ class Head:
         """A site speaks; whether it counts. `ProtocolError`: it is not what it may say."""
         if isinstance(said, Keys) and self.suspects.refuse(site, said, self.lives[site]):
             said = Outside()
-        elif isinstance(said, Outside) and self.phase is Phase.SUM and {site, *said.unread} <= (self._inside or set()):
+        elif isinstance(said, Outside) and self.phase is Phase.SUM and {site, *said.unread} <= self._keys.keys():
             self.suspects.cannot_read(site, said.unread, self._keys)
         if not isinstance(said, KINDS[self.phase]) or (self._inside is not None and site not in self._inside):
             if not isinstance(said, Keys | Outside):  # of a newcomer, or of one that dropped out
                 raise ProtocolError(f"site {site} said {type(said).__name__} in the phase {self.phase.name.lower()}")
             self._outside.add(site)
             return False
-        others = isinstance(said, Shares) and not said.sealed.keys() | {site} == said.hashes.keys() == self._inside
+        others = isinstance(said, Shares) and said.sealed.keys() != self._inside
         opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
         if others or opens or site in self._spoke:
             raise ProtocolError(
@@ -125,16 +125,9 @@ class Head:
             return dict.fromkeys(spoke, AllKeys(self._keys))
         if self.phase is Phase.SHARES:
             self._shares: dict[int, Shares] = spoke
-            return {one: self._for_site(one) for one in spoke}
+            return {one: ForSite({site: said.sealed[one] for site, said in spoke.items()}) for one in spoke}
         self._came, self._dropped = set(spoke), self._shares.keys() - spoke.keys()
         return dict.fromkeys(spoke, Came(tuple(sorted(spoke))))
-
-    def _for_site(self, one: int) -> ForSite:
-        others = {site: said for site, said in self._shares.items() if site != one}
-        sealed, hashes = (
-            {site: getattr(said, what)[one] for site, said in others.items()} for what in ("sealed", "hashes")
-        )
-        return ForSite(sealed, hashes)
 
     @property
     def share(self) -> float:
@@ -163,20 +156,20 @@ class Head:
 
     def _secret(self, site: int, what: str) -> bytes:
         """The seed or the key of a site, of those parts that are what their holders were given."""
-        shares, parts, first = self._shares[site], dict[int, bytes](), 0 if what == "seed" else 32
+        shares, parts, is_seed = self._shares[site], dict[int, bytes](), what == "seed"
         for by, said in self._spoke.items():
-            part = (said.keys if first else said.seeds)[site]
-            if commitment(part) == shares.hashes[by][first : first + 32]:
+            part, hashes = (said.seeds if is_seed else said.keys)[site], shares.sealed[by][-64:]
+            if commitment(part) == (hashes[:32] if is_seed else hashes[32:]):
                 parts[by + 1] = part
             else:
                 self.suspects.lies(by, self._keys[by], "it opens a sum with other parts than it was given")
         if len(parts) < self._secure.threshold:
             raise ProtocolError(
-                f"{len(parts)} of {len(self._spoke)} sites say right parts, and it takes {self._secure.threshold}"
+                f"{len(parts)} of {len(self._spoke)} sites opened the sum with right parts, and it takes "
+                f"{self._secure.threshold}"
             )
         secret = shamir.join(dict(islice(parts.items(), self._secure.threshold)))
-        is_right = public(secret) == self._keys[site].masking if first else commitment(secret) == shares.commitment
-        if not is_right:
+        if commitment(secret) != shares.commitment if is_seed else public(secret) != self._keys[site].masking:
             self.suspects.lies(site, self._keys[site], f"the parts of its {what} that it gave the others do not fit")
             raise ProtocolError(f"the parts of its {what} that site {site} gave the others do not fit")
         return secret

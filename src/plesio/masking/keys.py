@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec.structs import replace
 
+from plesio.masking.shamir import PART_BYTES
 from plesio.masking.words import Keys
 from plesio.protocol.coding import ProtocolError
 
@@ -45,17 +47,21 @@ def agreed(secret: bytes, other: bytes, context: bytes, what: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt=context, info=b"plesio " + what).derive(common)
 
 
-def seal(key: bytes, sender: int, parts: bytes) -> bytes:
-    """Encrypted, by the site `sender`; with a key of this round, by which each of two sites encrypts once."""
-    return ChaCha20Poly1305(key).encrypt(sender.to_bytes(12), parts, None)
+def seal(key: bytes, sender: int, seed: bytes, masking: bytes) -> bytes:
+    """Two parts, encrypted by the site `sender` with a key of this round, by which each of two sites encrypts once; and their
+    hashes."""
+    sealed = ChaCha20Poly1305(key).encrypt(sender.to_bytes(12), seed + masking, None)
+    return sealed + commitment(seed) + commitment(masking)
 
 
-def unseal(key: bytes, sender: int, sealed: bytes) -> bytes | None:
-    """None: it was changed, or is of another round."""
-    try:
-        return ChaCha20Poly1305(key).decrypt(sender.to_bytes(12), sealed, None)
-    except InvalidTag:
-        return None
+def unseal(key: bytes, sender: int, sealed: bytes) -> tuple[bytes, bytes] | None:
+    """None: it was changed, is of another round, or is not what its hashes say."""
+    with suppress(InvalidTag):
+        parts = ChaCha20Poly1305(key).decrypt(sender.to_bytes(12), sealed[:-64], None)
+        seed, masking = parts[:PART_BYTES], parts[PART_BYTES:]
+        if commitment(seed) + commitment(masking) == sealed[-64:]:
+            return seed, masking
+    return None
 
 
 def signed(identity: Ed25519PrivateKey, site: int, keys: Keys) -> Keys:

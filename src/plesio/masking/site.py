@@ -82,7 +82,7 @@ class Site:
         self._masked = self._opened = False
 
     def shares(self, told: AllKeys) -> Shares:
-        """Parts of the two secrets, encrypted for each other site."""
+        """Parts of the two secrets, encrypted for each site."""
         if why := self._secure.check_sites(len(told.keys)) or self._too_few(told.keys, told.keys):
             raise ProtocolError(f"the head begins a round that there cannot be: {why}")
         if self.me not in told.keys or replace(told.keys[self.me], life=0) != self.keys:
@@ -91,28 +91,23 @@ class Site:
         self._others, self._context = told.keys, context_of(told.keys)
         places = [site + 1 for site in told.keys]
         seeds, keys = (shamir.split(secret, places, self._coefficients()) for secret in (self._seed, self._masking))
-        parts = {site: (seeds[site + 1], keys[site + 1]) for site in told.keys}
         sealed = {
-            site: seal(self._agreed(self._sealing, keys_of.sealing, b"parts"), self.me, b"".join(parts[site]))
-            for site, keys_of in told.keys.items()
-            if site != self.me
+            site: seal(self._agreed(self._sealing, of_it.sealing, b"parts"), self.me, seeds[site + 1], keys[site + 1])
+            for site, of_it in told.keys.items()
         }
-        self._parts[self.me] = parts[self.me]
-        return Shares(sealed, commitment(self._seed), {site: _hashes(*of_it) for site, of_it in parts.items()})
+        return Shares(sealed, commitment(self._seed))
 
     def take(self, told: ForSite) -> tuple[int, ...]:
-        """The parts that the others have for it: they are the round from now on. Whose it cannot read, or are not what they said
-        to the head: then it is outside."""
-        unread = []
+        """The parts that all have for it: these sites are the round from now on. Returns those whose parts it cannot read: then
+        it is outside."""
         for site, sealed in told.sealed.items():
-            if site not in self._others or site == self.me:
+            if site not in self._others:
                 raise ProtocolError(f"the head brings parts of site {site}, which said no keys")
-            parts = unseal(self._agreed(self._sealing, self._others[site].sealing, b"parts"), site, sealed) or b""
-            self._parts[site] = seed, key = parts[: shamir.PART_BYTES], parts[shamir.PART_BYTES :]
-            if _hashes(seed, key) != told.hashes.get(site):
-                unread.append(site)
-        if unread:
-            return tuple(unread)
+            parts = unseal(self._agreed(self._sealing, self._others[site].sealing, b"parts"), site, sealed)
+            if parts is not None:
+                self._parts[site] = parts
+        if unread := told.sealed.keys() - self._parts.keys():
+            return tuple(sorted(unread))
         self._check_enough(len(self._parts), "share keys")
         total = sum(self._others[site].samples for site in self._parts)
         self.weight = self.keys.samples / total if total else 0.0
@@ -152,7 +147,3 @@ class Site:
 
     def _coefficients(self) -> list[int]:
         return [int.from_bytes(self._random(48)) % shamir.PRIME for _ in range(self._secure.threshold - 1)]
-
-
-def _hashes(seed: bytes, key: bytes) -> bytes:
-    return commitment(seed) + commitment(key)

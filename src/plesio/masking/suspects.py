@@ -1,9 +1,9 @@
 """Which sites the head leaves out, by the key of their process.
 
 What the head sees itself is proven: keys that are not signed, parts that are not those of their hashes. But a site may also say
-that it cannot read what another one sealed for it: one of the two lies, and the head cannot tell which. At least `threshold`
-sites of a round are honest, or no sum is right, and these are never at odds. So a site that more than the others are at odds with
-lies.
+that it cannot read what another one sealed for it: one of the two lies, and the head cannot tell which. So it counts. At least
+`threshold` sites of a round are honest, or no sum is right, and honest sites are never at odds. Whoever is at odds with more
+sites than may lie is a liar.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ class Suspects:
         self._told: set[str] = set()
         self._liars: set[bytes] = set()
         self._of_life: dict[int, bytes] = {}
-        self._at_odds = defaultdict[bytes, set[int]](
-            set
-        )  # with which seats: a seat counts once, whatever processes it has
+        self._at_odds = defaultdict[bytes, set[int]](set)  # with which seats, whatever processes were there
 
     def refuse(self, site: int, keys: Keys, life: int) -> bool:
         """Whether these keys of a site count for nothing."""

@@ -3,7 +3,7 @@
 | phase  | a site says | with it                                                   | all are told                |
 | ------ | ----------- | --------------------------------------------------------- | --------------------------- |
 | keys   | Keys        | public keys of this round, signed; its samples            | AllKeys                     |
-| shares | Shares      | parts of its two secrets, encrypted for each other site   | ForSite: those for it       |
+| shares | Shares      | parts of its two secrets, encrypted for each site         | ForSite: those for it       |
 | sum    | Masked      | its numbers, masked, in its slot                          | Came: whose numbers came    |
 | open   | Opened      | its parts of the seeds of who came, of the others' keys   | nothing: the version comes  |
 
@@ -22,8 +22,9 @@ from plesio.core.events import Count
 Bytes32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Bytes64 = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Part = Annotated[bytes, msgspec.Meta(min_length=33, max_length=33)]
-SEALED_BYTES = 33 + 33 + 16
+SEALED_BYTES = 33 + 33 + 16 + 32 + 32
 Sealed = Annotated[bytes, msgspec.Meta(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
+"""A part of a seed and one of a key, encrypted. The hash of each follows, for the head."""
 MASKING = "masking"
 """By this name words ride with a contribution."""
 SITE_BYTES = 256
@@ -47,12 +48,10 @@ class Keys(Word):
 
 
 class Shares(Word):
-    """`commitment`: the hash of the seed. `hashes`: for each site, its own, too, of its part of the seed and of the key. So wrong
-    parts are found out, and who said them."""
+    """For each site, its own, too. `commitment`: the hash of the seed, so that parts that do not fit are found out."""
 
     sealed: dict[int, Sealed]
     commitment: Bytes32
-    hashes: dict[int, Bytes64]
 
 
 class Masked(Word):
@@ -65,7 +64,7 @@ class Opened(Word):
 
 
 class Outside(Word):
-    """`unread`: what these sites sealed for this one is not what the head has the hashes of, or cannot be read."""
+    """`unread`: what these sites sealed for this one cannot be read, or is not what the hashes say."""
 
     unread: tuple[int, ...] = ()
 
@@ -76,7 +75,6 @@ class AllKeys(Word):
 
 class ForSite(Word):
     sealed: dict[int, Sealed]
-    hashes: dict[int, Bytes64]
 
 
 class Came(Word):

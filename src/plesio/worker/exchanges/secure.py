@@ -19,16 +19,14 @@ from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_words, trained
 from plesio.masking.site import Identities, Site
 from plesio.masking.words import MASKING, AllKeys, Came, ForSite, GivenUp, Masked, Opened, Outside, Said, Told, Wait
-from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import WORDS, words_in
 from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Riding
 from plesio.tensors.arena import ALL_PARTS
 from plesio.worker.budget import Budget
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
-from plesio.worker.warn import warn, warn_not_finite
+from plesio.worker.warn import listed, warn, warn_not_finite
 
-UNREAD_MAX = 10
-"""So many rounds in turn a site sits out because others lie to it. Then its script ends."""
 decode: Callable[[bytes], Told] = decoder_of(Told)
 
 
@@ -48,7 +46,6 @@ class SecureExchange(ServerExchange):
         self._identities = Identities(os.urandom)
         self._is_usual = False
         self._said: Said = Outside()
-        self._unread = 0  # rounds in turn
         self._clipped = False  # and the user was told
 
     def begin(self, lost: SeatLostError | None = None) -> None:
@@ -107,13 +104,8 @@ class SecureExchange(ServerExchange):
 
     def _sit_out(self, unread: tuple[int, ...]) -> Told | None:
         """This round goes on without this site, which cannot read what others sealed for it."""
-        self._unread += 1
-        who = ", ".join(map(str, unread))
-        if self._unread > UNREAD_MAX:
-            raise ProtocolError(
-                f"in {self._unread} rounds in turn what site {who} sealed for this one could not be read"
-            )
-        warn(f"what site {who} sealed for this one cannot be read: this site sits the round out")
+        who = listed([f"site {one}" for one in unread])
+        warn(f"what {who} sealed for this one cannot be read: this site sits the round out")
         return self._say(Outside(unread))
 
     def _say_numbers(self, site: Site) -> Told | None:
@@ -131,7 +123,6 @@ class SecureExchange(ServerExchange):
             self._to_words(numbers, site.weight)
         else:  # it is out of this round
             return self._say(Outside(), finite=False)
-        self._unread = 0
         site.mask(numbers)
         return self._say(Masked(), ALL_PARTS)
 
