@@ -43,6 +43,7 @@ unit: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -q --hypothesis-profile=long -m 'not ray'
+	PLESIO_PAUSES=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not slow and not ray'
 
 # The documentation site, in build/site; a warning is an error.
 docs: setup

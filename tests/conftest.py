@@ -1,8 +1,10 @@
 """One thread, as in the workers: a kernel that splits its work sums in another order. Ctrl-C as in a shell's foreground: in
 its background it is ignored, and so it would be by all that the tests start. Failures that show their values, also where the
 assertion is in `support`. A quarter of hypothesis's examples, but for the long form. And a fork server that has loaded the
-kernels of tables: each process of a run would for itself, which takes a second."""
+kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers
+pause at random."""
 
+import os
 import signal
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import settings
 
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 
+PAUSES = ("support.pauses",) if os.environ.get("PLESIO_PAUSES") else ()
 pytest.register_assert_rewrite("support")
 settings.register_profile("long")  # for support.long_forms
 settings.register_profile("quick", max_examples=25)
 settings.load_profile("quick")
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-ForkServer.shared.__func__.__defaults__ = ((*PRELOAD, "support.warm"),)
+ForkServer.shared.__func__.__defaults__ = ((*PRELOAD, "support.warm", *PAUSES),)

@@ -298,7 +298,7 @@ def test_printing_a_run_shows_its_figures() -> None:
         ({"workers": 2, "strategy": ps.first_of(3)}, r"the first 3 of 2 workers will never come; allowed: 1 to 2"),
         ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function that measures accuracy"),
         ({"workers": 2, "faults": [ps.Slow(worker=5, factor=2)]}, r"there are workers 0 to 1"),
-        ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, shards"),
+        ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, new, shards"),
         ({"workers": 2, "timeout_s": 0}, r"timeout_s=0: a number of seconds above 0"),
         ({"workers": 2, "timeout_s": float("inf")}, r"timeout_s=inf: a number .* at most 1,000,000"),
         ({"workers": 2, "evaluate_every_s": 3e6}, r"evaluate_every_s=3000000\.0: a number .* at most 1,000,000"),
