@@ -283,8 +283,7 @@ class Worker:
                 `ps.Clients` each client's: it is never sent, and neither a version nor `run.state_dict` has it
                 (docs/federated.md).
             on_write: what is done where the loop writes into weights by hand and the next version would replace that: "refuse"
-                raises at the next step, "warn" warns and lets it go. The same where, of several workers, each would train tensors
-                of its own by an optimizer that prepare was not given.
+                raises at the next step, "warn" warns and lets it go.
             tables: each `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` with more rows than this becomes a table
                 at the server (docs/tables.md). Its rows step as its optimizer says: SGD, Adagrad or SparseAdam.
 
@@ -325,9 +324,7 @@ class Worker:
         if self._exchange is None:
             sorted_out.check()
             empty = sorted_out.convert(tables) if tables is not None else []
-            exchange = self._take_part(sorted_out, after_step, trainable == "all", share)
-            exchange.lets_writes_go = on_write == "warn"
-            exchange.own_tensors = on_write if self.workers > 1 and not exchange.by_client else ""
+            self._take_part(sorted_out, after_step, trainable == "all", share).lets_writes_go = on_write == "warn"
             self._prepared |= {id(one): one for one in empty}
         else:
             self._prepare_more(sorted_out, self._exchange)
@@ -404,7 +401,8 @@ class Worker:
                 if next(module.children(), None) is None:
                     module.register_forward_pre_hook(_CancellationCheck(self))
         if not exchange.any_optimizer:
-            watch(exchange.replica.trained, exchange)
+            first_of_several = self.workers > 1 and self.rank == 0 and not exchange.by_client
+            watch(exchange.replica.trained, exchange, self._state if first_of_several else None)
         guards.prepared(
             replaces=not exchange.local,
             outside=self.rank == 0 and not exchange.shares_parameters,

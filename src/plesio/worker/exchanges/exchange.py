@@ -59,7 +59,6 @@ class Exchange:
         stepping: whether a step is under way.
         after_step: what is done to the weights after each step in this process.
         lets_writes_go: whether writes that a version replaces are only warned of.
-        own_tensors: what is done where an optimizer that was not prepared trains this worker's own: "", "warn" or "refuse".
     """
 
     state: WorkerState
@@ -81,7 +80,6 @@ class Exchange:
     any_optimizer = False
     stepping = False
     lets_writes_go = False
-    own_tensors = ""
     rows: RowExchange | None = field(default=None, init=False)
     after_step: Applied | None = field(default=None, init=False)
     _part: Optimizer | None = field(default=None, init=False)

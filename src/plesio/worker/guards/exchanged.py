@@ -1,8 +1,8 @@
 """The parameters of this process that a run exchanges: who else moves them, or writes into them, is noticed.
 
 - An optimizer that the run does not know, such as a second one over the prepared model, would train this worker alone. torch
-  calls a global hook before each step of any: there it is refused. So is one that lives on from step to step of the run over
-  tensors that no prepared module holds: of several workers each would train its own.
+  calls a global hook before each step of any: there it is refused. One that lives on from step to step of the run over tensors
+  that no prepared module holds is warned of, or refused where they are no parameters: of several workers each trains its own.
 - A tensor counts the writes into it, but not those by its `.data`. Of these parameters `.data` is `.detach()`, which counts.
 """
 
@@ -22,34 +22,29 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from plesio.errors import ConfigurationError, is_engine
 from plesio.tensors.model import OF_NO_MODULE
+from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
-
-LIVES_ON = 2  # steps of the run
 
 
 class Stepping(Protocol):
-    """What parameters are exchanged by. `stepping`: whether a step of its own is under way; `own_tensors`: what is done where a
-    worker trains tensors of its own ("", "warn" or "refuse"); `state.steps`: that this worker took."""
+    """What parameters are exchanged by. `stepping`: whether a step of its own is under way."""
 
     stepping: bool
-    own_tensors: str
-    state: Any
 
 
 _exchanged: MutableMapping[torch.Tensor, ref[Stepping]] = WeakIdKeyDictionary()
-_first: MutableMapping[Optimizer, int] = (
-    WeakKeyDictionary()
-)  # the run's step at which one that it does not know was seen
-_last: ref[Stepping] | None = None
+_warned: WorkerState | None = None  # of the worker that is to be warned
+_met: MutableMapping[Optimizer, int] = WeakKeyDictionary()  # after how many of its steps
 _data = torch.Tensor.data
 _watching = False
 
 
-def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
-    """From now on only steps of `exchange` move these, and writes by `.data` are counted.
+def watch(parameters: Iterable[torch.Tensor], exchange: Stepping, warned: WorkerState | None = None) -> None:
+    """From now on only steps of `exchange` move these, and writes by `.data` are counted. `warned`: the worker, if it is to be
+    warned of an optimizer over tensors of its own.
 
     >>> class Other:
-    ...     stepping, own_tensors, state = False, "", None
+    ...     stepping = False
     >>> weight, exchange = nn.Parameter(torch.ones(1)), Other()
     >>> watch([weight], exchange)
     >>> before = weight._version
@@ -57,8 +52,9 @@ def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
     >>> weight._version > before
     True
     """
-    global _watching, _last
-    _last = by = ref(exchange)
+    global _watching, _warned
+    _warned = warned or _warned
+    by = ref(exchange)
     for one in parameters:
         _exchanged[one] = by
     if not _watching:
@@ -69,6 +65,8 @@ def watch(parameters: Iterable[torch.Tensor], exchange: Stepping) -> None:
 
 def unwatch(parameters: Iterable[torch.Tensor]) -> None:
     """The run is over, and they are the script's."""
+    global _warned
+    _warned = None
     for one in parameters:
         _exchanged.pop(one, None)
 
@@ -91,22 +89,22 @@ def before_step(optimizer: Optimizer, *_: Any) -> None:
                     "this worker would train alone. Call step() of the prepared optimizer; for a restart change its "
                     "param_groups, or take allreduce on one host without a GPU, where any optimizer may step"
                 )
-    run = _last() if _last is not None and _exchanged else None
-    if run is not None and run.own_tensors and not is_engine(_caller()):
-        _of_its_own(optimizer, run)
+    if _warned is not None and not is_engine(_caller()):
+        _warn_of_own(optimizer, _warned)
 
 
-def _of_its_own(optimizer: Optimizer, run: Stepping) -> None:
-    """It holds nothing that is exchanged. One that is made anew for each step, such as for an attack, is the loop's own."""
-    if run.state.steps - _first.setdefault(optimizer, run.state.steps) < LIVES_ON:
+def _warn_of_own(optimizer: Optimizer, state: WorkerState) -> None:
+    """One that is made anew for each step of the run, such as for an attack, is the loop's own."""
+    global _warned
+    if state.steps - _met.setdefault(optimizer, state.steps) < 2:
         return
     told = (
-        f"step() of {type(optimizer).__name__}, which prepare was not given: it moves tensors that no prepared module holds, so "
-        f"each worker trains its own. Give prepare their module and this optimizer, too. {OF_NO_MODULE}"
+        f"{type(optimizer).__name__}, which prepare was not given, trains tensors that no prepared module holds: each worker "
+        f"trains its own. To train one for all, give prepare their module and this optimizer, too. {OF_NO_MODULE}"
     )
-    if run.own_tensors == "refuse":
-        raise ConfigurationError(f"{told}. If each worker is to have its own, say prepare(..., on_write='warn')")
-    run.own_tensors = ""
+    if not all(isinstance(one, nn.Parameter) for group in optimizer.param_groups for one in group["params"]):
+        raise ConfigurationError(f"{told}. To have one for each worker, leave a torch.nn.Parameter out of prepare")
+    _warned = None
     warn(told)
 
 
