@@ -31,8 +31,8 @@ NAME_MAX = 150  # letters of a table's name in that of its file
 def files_of(names: Collection[str]) -> dict[str, str]:
     """A file for each table of a run, by name. No two share one, even where the file system ignores case.
 
-    A name is written as in a URL. A hash follows if it is long, or if another differs from it only by case. The name itself
-    is in the file's header, in "spec".
+    A name is written as in a URL. A hash follows if it is long, or if another differs from it only by case. The file's
+    header has the name itself, in "spec".
 
     >>> list(files_of(["ids", "user/id", "user_id"]).values())
     ['table-ids.safetensors', 'table-user%2Fid.safetensors', 'table-user_id.safetensors']

@@ -113,8 +113,7 @@ def living(at, clock, life):
 
 @compiled
 def count(at, keys, which, clock, life, times, admitted):
-    """Count each key at `which` once more, at `clock`, and write into `admitted` whether it came so many times; it is no
-    candidate then.
+    """Count each key at `which` once more, and write into `admitted` whether it came so many times; it is no candidate then.
 
     How many of them there was room for.
     """

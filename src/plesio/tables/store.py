@@ -111,8 +111,8 @@ class Store:
     def pull(self, keys: NDArray[np.int64], out: NDArray[np.float32], clock: int | None = None) -> NDArray[np.int64]:
         """Write the values of each key into `out`, (n, dim), and return their places, -1 for a key without a row.
 
-        Such a key's first values are given, or zeros if it needs to be admitted. Nothing is stored. `clock`: by which rows have
-        died, unless it is the store's.
+        Such a key's first values are given, or zeros if it needs to be admitted. Nothing is stored. `clock`: another than the
+        store's, by which rows have died.
         """
         places = np.empty(len(keys), np.int64)
         how = self.clock if clock is None else clock, self._life, self._times > 0
@@ -174,9 +174,7 @@ class Store:
 
     def _locate(self, keys: Any, places: Any, touched: Any, rows: Any) -> int:
         careful = self._moved or self.spec.expire is not None
-        others = (
-            self.clock - 1
-        )  # the steps of others, as whoever was served last knows them: this step is the row's own
+        others = self.clock - 1  # this step is the row's own, and whoever pulled it did not count it
         code, at, evicted = kernels.locate(self._at, others, self._life, keys, places, touched, careful, rows)
         if code == kernels.OUTSIDE:
             raise ConfigurationError(f"place {places[at]} of key {keys[at]}: {self._named} has {self.rows:,} rows")
@@ -215,8 +213,7 @@ class Store:
     def sweep(self, clock: int, rows: int = SLICE) -> int:
         """Give back the memory of those that are dead among the next `rows` rows; how many there were.
 
-        The same is done for keys that wait for a row. Nothing else changes by it, once all rows have
-        stepped that step at this clock.
+        The same is done for keys that wait for a row. Nothing else changes by it, once all folds of this clock are done.
         """
         self.clock = clock
         if self.spec.expire is None:

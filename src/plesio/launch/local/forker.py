@@ -171,7 +171,8 @@ class Forker:
             trace = "".join(traceback.format_exception(error))  # all of it: the fault is plesio's
             print(f"{message.title} (process {os.getpid()}) failed:\n{trace}", file=sys.stderr)
         finally:
-            self._used_compiler[0] = COMPILER in sys.modules
+            if COMPILER in sys.modules:  # others of this run may end without it
+                self._used_compiler[0] = 1
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -31,7 +31,7 @@ def _untold(method: Any) -> Callable[..., object]:
     def called(*args: object, **kwargs: object) -> object:
         if COMPILER not in sys.modules:
             return plain(*args, **kwargs)
-        del plain.__dynamo_disable
+        plain.__dict__.pop("__dynamo_disable", None)  # another thread may have done it
         return method(*args, **kwargs)  # as torch does it
 
     return called
