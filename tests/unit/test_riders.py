@@ -70,19 +70,21 @@ def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_ans
         successor.hear(server.beginning(1))
         found = successor.of(Scheduling)
         assert found.calls == 2
-        assert found.before.changed == [(0, "lr", 0.25), (0, "betas", [0.5, 0.9])]
+        assert found.before.changed == {0: {"lr": 0.25, "betas": [0.5, 0.9]}}
         assert found.before.states == {1: {"best": math.inf, "mode": "min"}}
 
 
 def test_more_settings_than_an_answer_holds_are_left_out() -> None:
-    optimizer = torch.optim.SGD([{"params": [torch.ones(1)]} for _ in range(500)], lr=0.5)
-    schedule = Scheduling()
-    schedule.begin(optimizer)
-    for group in optimizer.param_groups:
-        group["weight_decay"] = 0.1
-    said = schedule.take(SimpleNamespace(optimizer=optimizer))
-    assert said is not None
-    assert 0 < len(said[1]) <= CARRIED_MAX
+    """All of them: a part of them would be neither the old nor the new settings."""
+    for groups, fits in ((100, True), (500, False)):
+        optimizer = torch.optim.SGD([{"params": [torch.ones(1)]} for _ in range(groups)], lr=0.5)
+        schedule = Scheduling()
+        schedule.begin(optimizer)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.1
+        said = schedule.take(SimpleNamespace(optimizer=optimizer))
+        assert said is not None
+        assert (0 < len(said[1]) <= CARRIED_MAX) == fits
 
 
 @pytest.mark.parametrize(

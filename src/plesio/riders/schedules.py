@@ -3,7 +3,6 @@ another ended."""
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Annotated, Any
 
 import msgspec
@@ -11,23 +10,20 @@ from torch.optim import Optimizer
 
 from plesio.core.events import Count
 from plesio.riders.rider import Half, Pushing, Rider
-from plesio.tensors.optimizer_spec import SCHEDULED, Groups, hyper_parameters, number, settings_of
+from plesio.tensors.optimizer_spec import Groups, hyper_parameters, number, settings_of, unsendable
 
 CARRIED_MAX = 3000
 """In bytes: it travels with the first answer to a process."""
-CHANGED_MAX = 64
 Stands = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=CARRIED_MAX)]]
 """(how often its schedules were called, what else a process goes on with: `Carried`, packed)"""
 NOWHERE = (0, b"")
-PLAIN = (int, float, str, tuple, list, type(None))
-"""What a setting may be to be carried."""
 
 
 class Carried(msgspec.Struct, array_like=True, frozen=True):
-    """What a loop `changed` in the optimizer's groups since they were made (group, setting, value), and the states of schedules
+    """What a loop `changed` in the optimizer's groups since they were made (by group, by setting), and the states of schedules
     that go by what they are told, by their place among those that were prepared."""
 
-    changed: list[tuple[int, str, Any]] = []
+    changed: dict[int, dict[str, Any]] = {}
     states: dict[int, dict[str, Any]] = {}
 
 
@@ -58,7 +54,7 @@ class Schedules(Rider):
 
     def restore(self, kept: list[Any]) -> None:
         """A worker that is new begins with what the lowest one set."""
-        stands = [(calls, b64decode(one) if isinstance(one, str) else one) for calls, one in kept[: self.workers]]
+        stands = msgspec.convert(kept[: self.workers], list[Stands])
         stands += [(0, stands[0][1])] * (self.workers - len(stands))
         self._made, self._coming, self._before = list(stands), list(stands), stands
 
@@ -70,12 +66,11 @@ class Scheduling(Half):
     heard = Stands
 
     def __init__(self) -> None:
-        self.calls = self._said_calls = 0
+        self.calls = 0
         self.made: Groups = []
         self.states: dict[int, dict[str, Any]] = {}
         self.before = Carried()
-        self._said_groups: Groups = []
-        self._said_states = self.states
+        self._said: tuple[int, Groups, dict[int, Any]] | None = None
 
     def begin(self, optimizer: Optimizer) -> None:
         """It is prepared, with these settings."""
@@ -83,27 +78,24 @@ class Scheduling(Half):
 
     def keep(self, place: int, state: dict[str, Any]) -> None:
         """This is the state of a schedule that was told something."""
-        state = {key: number(value) for key, value in state.items()}
-        self.states = self.states | {place: {key: one for key, one in state.items() if isinstance(one, PLAIN)}}
+        values = {key: number(value) for key, value in state.items() if not isinstance(value, dict)}
+        self.states = self.states | {place: {key: one for key, one in values.items() if not unsendable(one)}}
 
     def take(self, pushing: Pushing) -> Stands | None:
-        """Where they are, if that is new."""
-        groups, states = pushing.optimizer.param_groups, self.states
-        if self._said_calls == self.calls and self._said_groups == groups and self._said_states is states:
+        """Where they are, if that is new. What is too large is left out."""
+        if self._said == (self.calls, pushing.optimizer.param_groups, self.states):
             return None
-        self._said_calls, self._said_groups, self._said_states = self.calls, settings_of(pushing.optimizer), states
-        changed = [
-            (place, key, number(value))
-            for place, (group, made) in enumerate(zip(groups, self.made, strict=False))
-            for key, value in group.items()
-            if key not in SCHEDULED and key in made and value is not made[key] and value != made[key]
-        ]
-        kept = Carried([one for one in changed if isinstance(one[2], PLAIN)][:CHANGED_MAX], states)
-        packed = msgspec.msgpack.encode(kept, enc_hook=repr) if kept != Carried() else b""
+        self._said = self.calls, settings_of(pushing.optimizer), self.states
+        changes = (
+            {key: one for key, one in now.items() if key in made and one != made[key] and not unsendable(one)}
+            for now, made in zip(hyper_parameters(pushing.optimizer), self.made, strict=False)
+        )
+        kept = Carried({place: changed for place, changed in enumerate(changes) if changed}, self.states)
+        packed = msgspec.msgpack.encode(kept) if kept != Carried() else b""
         return self.calls, packed if len(packed) <= CARRIED_MAX else b""
 
     def lost(self) -> None:
-        self._said_calls, self._said_groups, self._said_states = 0, [], self.states
+        self._said = None
 
     def hear(self, value: Stands) -> None:
         self.calls, carried = value

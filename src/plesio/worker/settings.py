@@ -7,8 +7,6 @@ scheduler's: a prepared one goes to where the run is, and of another one the use
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.optim import Optimizer
 
@@ -21,49 +19,32 @@ MOVED = ("lr", "momentum", "betas")
 """What torch's schedulers set."""
 
 
-class Settings:
-    """Those of `optimizer`, which is being prepared."""
-
-    def __init__(self, optimizer: Optimizer, scheduling: Scheduling) -> None:
-        self._groups = optimizer.param_groups
-        self._scheduling = scheduling
-        self._open = True
-        scheduling.begin(optimizer)
-
-    def go_on(self, schedules: list[RunSchedule]) -> None:
-        """The first batch, or step, is next."""
-        changed, self._open = self._scheduling.before.changed if self._open else [], False
-        kept = any(one.went_on for one in schedules)  # a schedule, with the rate that it left
-        moved = not kept and any("initial_lr" in group for group in self._groups)
-        again, begun = [], []
-        for place, key, value in changed:
-            if place >= len(self._groups) or number(self._groups[place].get(key)) != self._scheduling.made[place].get(
-                key
-            ):
+def go_on(optimizer: Optimizer, scheduling: Scheduling, schedules: list[RunSchedule]) -> None:
+    """The first batch, or step, is next: the first call does it all."""
+    groups = optimizer.param_groups
+    kept = any(one.went_on for one in schedules)  # a schedule, with the rate that it left
+    moved = not kept and any("initial_lr" in group for group in groups)
+    again, begun = [], []
+    for place, (group, made) in enumerate(zip(groups, scheduling.made, strict=False)):
+        where = f" of group {place}" if len(groups) > 1 else ""
+        for key, value in scheduling.before.changed.pop(place, {}).items():
+            if number(group.get(key)) != made.get(key):
                 continue  # the script has set it
-            where = f" of group {place}" if len(self._groups) > 1 else ""
             if moved and key in MOVED:
-                begun.append(
-                    f"{key} {self._scheduling.made[place][key]}{where}, as the optimizer was made, and had {value}"
-                )
+                begun.append(f"{key} {made[key]}{where}, as the optimizer was made, and had {value}")
+                continue
+            if isinstance(group[key], torch.Tensor):
+                group[key].fill_(value)
             else:
-                _set(self._groups[place], key, value)
-                again += [f"{key} {value}{where}"] if not (kept and key in MOVED) else []
-        if again:
-            warn(
-                f"the run goes on with {listed(again)}, as the loop had set it before the run was interrupted; what is to be "
-                "otherwise, set before the first batch"
-            )
-        if begun and not schedules:
-            warn(
-                f"the run goes on with {listed(begun)} when it was interrupted: give the schedule to prepare, or load its state "
-                "in train"
-            )
-
-
-def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    """As the group holds it: a rate may be in a tensor, and pairs are tuples."""
-    if isinstance(group[key], torch.Tensor):
-        group[key].fill_(value)
-    else:
-        group[key] = tuple(value) if isinstance(value, list) else value
+                group[key] = tuple(value) if isinstance(value, list) else value
+            again += [f"{key} {value}{where}"] if not (kept and key in MOVED) else []
+    if again:
+        warn(
+            f"the run goes on with {listed(again)}, as the loop had set it before the run was interrupted; to have it otherwise, "
+            "set it before the first batch"
+        )
+    if begun and not schedules:
+        warn(
+            f"the run goes on with {listed(begun)} when it was interrupted: give the schedule to prepare, or load its state in "
+            "train"
+        )

@@ -38,7 +38,7 @@ from plesio.worker.own_part import OwnPart, Share
 from plesio.worker.randomness.seeding import seed_device, step_seed
 from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
-from plesio.worker.settings import Settings
+from plesio.worker.settings import go_on
 from plesio.worker.shared_tables import SharedTables
 from plesio.worker.warn import listed, warn, warn_at_end
 
@@ -379,7 +379,9 @@ class Worker:
         if others:
             self._lease(others[0])
         guards = Guards(model, optimizer, frozen_too)
-        self._settings = Settings(optimizer, self._state.riders.of(Scheduling))
+        scheduling = self._state.riders.of(Scheduling)
+        scheduling.begin(optimizer)
+        self._set_again = partial(go_on, optimizer, scheduling, self._schedules)
         self._tables = SharedTables(model, self._state, self._context.inline)
         exchange, ours = self._context.join(
             Taking(model, optimizer, after, frozen_too, own, bool(given.clients)), self._used
@@ -407,7 +409,7 @@ class Worker:
             replaces=not exchange.local,
             outside=self.rank == 0 and not exchange.shares_parameters,
             reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
-            go_on=lambda: self._settings.go_on(self._schedules),
+            go_on=self._set_again,
         )
         several = len(given.optimizers) > 1
         fetch = self._context.optimizer_state
@@ -442,7 +444,7 @@ class Worker:
         self._loader.read += self._state.batches_before
         for one in self._schedules:
             one.go_on(len(self._schedules))
-        self._settings.go_on(self._schedules)
+        self._set_again()
 
     def share(self, loader: One) -> One:
         """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.
