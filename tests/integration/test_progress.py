@@ -352,3 +352,24 @@ def test_a_schedule_built_after_prepare_ends_where_the_training_ends(
         assert rates == sorted(rates, reverse=True), "it does not rise again"
         assert rates.count(0.0) <= 2, "steps were taken at a rate"
         assert rates[-1] < 0.03, "and it came to its end"
+
+
+def by_epoch_later(worker: ps.Worker) -> float:
+    """The script asks for the loader's length, and its schedule goes by epoch."""
+    net = nn.Linear(1, 1)
+    optimizer: Any = SGD(net.parameters(), lr=0.8)
+    net, optimizer, loader = worker.prepare(net, optimizer, data())
+    assert len(loader) < len(data())
+    schedule = worker.prepare(StepLR(optimizer, 1, gamma=0.5))
+    for _ in worker.epochs(3):
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            net(inputs).sum().backward()
+            optimizer.step()
+        schedule.step()
+    return float(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.filterwarnings("error:.*was built after prepare")
+def test_a_schedule_by_epoch_that_is_built_after_prepare_counts_epochs() -> None:
+    assert ps.run(by_epoch_later, "sync_sgd", workers=2, engine=ps.Simulated("uniform")).returned == [0.1, 0.1]

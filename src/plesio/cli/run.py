@@ -81,18 +81,15 @@ def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:
         return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"
-    typed = _without_new_data(typed, place) if place is not None else typed
     own = typed.index("--") if "--" in typed else len(typed)  # what is behind it is the script's
+    given = typed[:own]
+    if place not in [
+        Path(word.removeprefix("--resume=")) for word in given
+    ]:  # its own checkpoint knows how far its data is
+        given = shlex.split(shlex.join(given).replace("--data=new", "").replace("--data new", ""))
     same = [
         word
-        for before, word in zip(["", *typed], typed[:own], strict=False)
+        for before, word in zip(["", *given], given, strict=False)
         if "--resume" not in (before, word) and not word.startswith("--resume=")
     ]
     return f"go on with: {shlex.join(['plesio', *same, '--resume', str(place), *typed[own:]])}"
-
-
-def _without_new_data(typed: Sequence[str], place: Path) -> Sequence[str]:
-    """The run's own checkpoints know how far its data is; not so those of the run that it went on from."""
-    before = [word.removeprefix("--resume=") for word in typed]
-    words = shlex.join(typed).replace("--data=new", "").replace("--data new", "")
-    return typed if str(place) in before else shlex.split(words)

@@ -191,6 +191,10 @@ class RunConfig:
             raise ConfigurationError(
                 "data='new' is for a run that goes on from another one: give resume=, the folder of that, or leave it out"
             )
+        if self.data == "new" and self.strategy.every.by_client:
+            raise ConfigurationError(
+                f"data='new': under {self.strategy.name} data is the clients', who may bring other data at any time; leave it out"
+            )
         self._check_faults()
         self._check_refused()
         self._check_ranks()

@@ -41,35 +41,23 @@ def change_of(saved: Saved, now: RunConfig) -> Change | None:
             f"{saved.path} is of a run with {why}; resume with the same, or begin a new run and load weights.safetensors in "
             "the training function"
         )
+    told, dropped = [], list[str]()
+    if now.data == "new":
+        told.append(
+            "the data is new: epochs and schedules begin anew, and the run's samples are of it, beside "
+            f"{manifest.samples} before in {manifest.steps} steps"
+        )
     had = _words(manifest.whole, manifest.workers, len(manifest.progress))
     has = _words(now.strategy, now.workers, now.seats)
-    if had == has and replace(manifest.whole, chooses=None) == replace(now.strategy, chooses=None):
-        return None
-    other = [(now, then) for now, then in zip(has, had, strict=True) if now != then] or [*zip(has, had, strict=True)]
-    words = "resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True)))
-    dropped = [*filter(None, _lost(saved, was, under, now))]
-    begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path})"
-    return Change("; ".join([words, *dropped]), bool(dropped), begins)
-
-
-def with_new_data(saved: Saved, now: RunConfig, change: Change | None) -> Change:
-    """The run goes on with other data; beside that there may be another `change`.
-
-    Raises:
-        CheckpointError: it has clients, whose data is their own.
-    """
-    manifest = saved.manifest
-    if now.strategy.every.by_client:
-        raise CheckpointError(
-            f"data='new': under {now.strategy.name} data is the clients', who may bring other data at any time; leave data= out"
-        )
-    words = (
-        f"the data is new: epochs and schedules begin anew, and the run's samples are of it, beside {manifest.samples} before in "
-        f"{manifest.steps} steps"
-    )
-    had = " ".join(_words(manifest.whole, manifest.workers, len(manifest.progress)))
-    begins = f"{BEGINS}version {manifest.version} of a run {had} ({manifest.journal or saved.path}), with new data"
-    return Change("; ".join([words, *([change.words] if change else [])]), change is not None and change.loses, begins)
+    if had != has or replace(manifest.whole, chooses=None) != replace(now.strategy, chooses=None):
+        other = [(now, then) for now, then in zip(has, had, strict=True) if now != then] or [
+            *zip(has, had, strict=True)
+        ]
+        told.append("resumed {}, was {}".format(*map(" ".join, zip(*other, strict=True))))
+        dropped = [*filter(None, _lost(saved, was, under, now))]
+    new = ", with new data" if now.data == "new" else ""
+    begins = f"{BEGINS}version {manifest.version} of a run {' '.join(had)} ({manifest.journal or saved.path}){new}"
+    return Change("; ".join([*told, *dropped]), bool(dropped), begins) if told else None
 
 
 def _words(strategy: Strategy, workers: int, seats: int) -> tuple[str, str]:
@@ -99,7 +87,8 @@ def _lost(saved: Saved, was: Strategy, now: Strategy, config: RunConfig) -> Iter
     yield from lost(was, now, manifest.numbers, manifest.workers)
     if was.send.stepped and not was.every.by_client:
         yield from _lost_of_workers(saved.holders, now.send.stepped, config.seats)
-    if (len(manifest.progress) == 1) != (config.seats == 1) and (any(data.waiting) or data.returned):
+    under_way = config.data != "new" and (any(data.waiting) or data.returned)
+    if (len(manifest.progress) == 1) != (config.seats == 1) and under_way:
         yield DRAWN_ANEW
 
 

@@ -59,10 +59,9 @@ def resumption(job: Job) -> Resumption | None:
         check_free(Path(config.checkpoint.folder), saved)
     if saved is None:
         return None
-    from plesio.launch.change import change_of, with_new_data  # it knows the memory of a server, and with it Numba
+    from plesio.launch.change import change_of  # it knows the memory of a server, and with it Numba
 
     manifest, change = saved.manifest, change_of(saved, config)
-    change = with_new_data(saved, config, change) if config.data == "new" else change
     undone, unknown = _undone(manifest)
     if change is not None and change.loses:
         warn(change.words)

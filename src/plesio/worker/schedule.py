@@ -57,7 +57,8 @@ class RunSchedule(LRScheduler):
             )
         self.__dict__.update(_schedule=schedule, _loader=loader, _state=state, _calls=0, _made=0, _by_batch=False)
         self.__dict__.update(_by_round=by_round, _first=None, _place=place, went_on=False)
-        self.__dict__["_part"] = _part_of(schedule, loader()) if later else Fraction(1)
+        prepared = loader() if later else None
+        self.__dict__["_part"] = prepared.part if prepared is not None and prepared.measured else Fraction(1)
         if (before := state.riders.of(Scheduling).before.states.get(place)) is not None:
             schedule.load_state_dict(before)
             self.went_on = True
@@ -83,6 +84,12 @@ class RunSchedule(LRScheduler):
             if not self._by_batch:
                 self._by_batch = True
                 loader.through.append(self._follow)  # others may have taken what is left of the data
+                if self._part != 1:
+                    warn(
+                        f"{type(schedule).__name__} was built after prepare, and len(loader) is one worker's part by then: it "
+                        f"counts {self._part} of all batches, to end where the training ends; build it before prepare if its "
+                        "numbers are of all the data"
+                    )
             self._follow()
         else:
             self.go_to(loader.epochs)
@@ -140,18 +147,6 @@ class RunSchedule(LRScheduler):
             self.__dict__[name] = value
         else:
             setattr(self._schedule, name, value)
-
-
-def _part_of(schedule: LRScheduler, loader: LeasedLoader | None) -> Fraction:
-    """Of a script's calls, how many a schedule counts that was built after `prepare`."""
-    if loader is None or not loader.measured or isinstance(schedule, ReduceLROnPlateau) or loader.part == 1:
-        return Fraction(1)
-    warn(
-        f"{type(schedule).__name__} was built after prepare, and len(loader) is one worker's part by then. Where it goes by "
-        f"batch, it counts {loader.part} of all batches, to end where the training ends; build it before prepare if its "
-        "numbers are of all the data"
-    )
-    return loader.part
 
 
 def _passed_on(name: str) -> Any:

@@ -374,7 +374,7 @@ class Worker:
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
-        if self.rank == 0 and not self._context.inline:
+        if self.rank == 0 and self.server_pid:  # the workers are processes of this host
             warn_of_processes(given.loaders, self.workers)
         if others:
             self._lease(others[0])
