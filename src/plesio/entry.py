@@ -32,7 +32,7 @@ def entry(
             for old in once.keys() & kwargs:
                 warnings.warn(f"{what} {old!r} is now {once[old]!r}: write {once[old]}={kwargs[old]}", FutureWarning, 2)
                 if once[old] in kwargs:
-                    raise kind(f"{what} {once[old]!r} is given twice, once by its old name {old!r}")
+                    raise kind(f"{what} {once[old]!r} is given twice, once by its old name {old!r}: leave {old}= out")
                 kwargs[once[old]] = kwargs.pop(old)
             for name in kwargs:
                 if name not in known:

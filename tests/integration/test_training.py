@@ -303,6 +303,11 @@ def test_printing_a_run_shows_its_figures() -> None:
         ({"workers": 2, "timeout_s": float("inf")}, r"timeout_s=inf: a number .* at most 1,000,000"),
         ({"workers": 2, "evaluate_every_s": 3e6}, r"evaluate_every_s=3000000\.0: a number .* at most 1,000,000"),
         ({"workers": 2, "evaluate_every_s": True}, r"evaluate_every_s=True: a number of seconds"),
+        ({"workers": 2, "evaluate_every": 5}, r"evaluate_every=5: such as ps\.Rounds\(5\)"),
+        (
+            {"workers": 2, "evaluate_every": ps.Rounds(2), "evaluate_every_s": 1},
+            r"evaluate_every and evaluate_every_s=1 both say",
+        ),
         ({"workers": 2, "pace": "fast"}, r"pace='fast': seconds a step, such as 0\.02, or ps\.Pace\(step_s=0\.02"),
         ({"workers": 2, "pace": True}, r"Pace\(step_s=True\): step_s must be a number"),
         ({"workers": 2, "pace": -0.02}, r"Pace\(step_s=-0\.02\): step_s must be a number of seconds of at least 0"),

@@ -108,7 +108,7 @@ class RunConfig:
         None,
         Option("--evaluate-every-rounds", "Evaluate each N-th round: version, for all strategies.", "N", int | None),
         kind=Every | None,
-        example="ps.Rounds(n), ps.Steps(n) or ps.Seconds(s)",
+        example="such as ps.Rounds(5), ps.Steps(100) or ps.Seconds(2)",
     )
     evaluate_every_s: float | None = setting(
         None,
@@ -181,7 +181,7 @@ class RunConfig:
         self.strategy.check_workers(self.workers)
         if self.evaluate_every is not None and self.evaluate_every_s is not None:
             raise ConfigurationError(
-                f"evaluate_every={self.evaluate_every} and evaluate_every_s={self.evaluate_every_s:g} say the same: give one"
+                f"evaluate_every and evaluate_every_s={self.evaluate_every_s:g} both say how often a run is evaluated: give one"
             )
         if self.strategy.chooses is not None and self.data == "shards":
             raise ConfigurationError(
