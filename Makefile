@@ -65,7 +65,7 @@ torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --switches --seeds $$(( ($(SEEDS) + 9) / 10 ))
 
 bench: setup
-	for name in start exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in start exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose going_on winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 # A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there, with each
 # of PYTHONS. Every extra resolves.

@@ -2,9 +2,9 @@
 
     python benchmarks/transformer.py --json FILE [--quick]
 
-Two layers, 32 wide, predict the next of 32 characters of the standard library's source. 8 simulated workers, two of which take
-five times as long; equal samples, the same rate, a cosine to 0. `--runs` is the number of seeds. The bar is 1% of the validation
-loss.
+Two layers, 32 wide, predict the next of 32 characters of the standard library's source. 8 and 32 simulated workers, a quarter of
+which take five times as long; equal samples, the same rate, a cosine to 0. `--runs` is the number of seeds. The bar is 1% of the
+validation loss, with 8 workers and a warm-up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio.base_events
 import collections
 import inspect
+import itertools
 import math
 import statistics
 import typing
@@ -25,7 +26,7 @@ from torch.nn.functional import cross_entropy
 import plesio as ps
 from _report import Row, parser, progress, report
 
-WORKERS, BATCH, LENGTH, WIDTH, LETTERS = 8, 4, 32, 32, 32
+WORKERS, BATCH, LENGTH, WIDTH, LETTERS = (8, 32), 4, 32, 32, 32
 RATE, WARM_UP = 0.012, 0.1
 BEHIND_MAX = "<= 1"
 
@@ -82,11 +83,11 @@ def train(worker: ps.Worker, batches: int, warm_up: float, seed: int) -> None:
         optimizer.step()
 
 
-def validation(strategy: ps.Strategy, batches: int, warm_up: float, seed: int) -> float:
+def validation(strategy: ps.Strategy, workers: int, batches: int, warm_up: float, seed: int) -> float:
     """Nats a character at the end, on the last tenth of the text."""
-    cluster = ps.Cluster.preset("two-speeds", WORKERS, 0.02)
+    cluster = ps.Cluster.preset("two-speeds", workers, 0.02)
     work = partial(train, batches=batches, warm_up=warm_up, seed=seed)
-    run = ps.run(work, strategy, workers=WORKERS, engine=ps.Simulated(cluster), seed=seed)
+    run = ps.run(work, strategy, workers=workers, engine=ps.Simulated(cluster), seed=seed)
     model = Transformer()
     model.load_state_dict(run.state_dict)
     with torch.no_grad():
@@ -97,16 +98,18 @@ def rows(arguments: argparse.Namespace) -> list[Row]:
     """How many per cent `async_sgd()` is behind."""
     batches = 200 if arguments.quick else 1_600
     found = []
-    for words, warm_up in (("a warm-up over a tenth of the run", WARM_UP), ("no warm-up", 0.0)):
+    cases = itertools.product(WORKERS, (("a warm-up over a tenth of the run", WARM_UP), ("no warm-up", 0.0)))
+    for workers, (words, warm_up) in cases:
         losses = [
-            [validation(strategy, batches, warm_up, seed) for seed in range(arguments.runs)]
+            [validation(strategy, workers, batches, warm_up, seed) for seed in range(arguments.runs)]
             for strategy in (ps.sync_sgd(), ps.async_sgd())
         ]
-        progress.print(f"{words}: {losses}")
+        progress.print(f"{workers} workers, {words}: {losses}")
         behind = 100 * statistics.fmean(late / good - 1 for good, late in zip(*losses, strict=True))
-        met = behind <= 1 if warm_up else None
-        label = f"AdamW, 8 workers, {words}: async_sgd() behind sync_sgd"
-        found.append(Row(label, behind, "%", None, None, None, BEHIND_MAX if warm_up else None, met, arguments.runs))
+        target = BEHIND_MAX if warm_up and workers == WORKERS[0] else None
+        label = f"AdamW, {workers} workers, {words}: async_sgd() behind sync_sgd"
+        met = behind <= 1 if target else None
+        found.append(Row(label, behind, "%", None, None, None, target, met, arguments.runs))
     return found
 
 

@@ -49,7 +49,7 @@ def test_an_advice_says_how_much_faster_and_what_is_known_of_accuracy() -> None:
     assert words.startswith("async_sgd would make 7.")
     assert "times as many samples a second at the speeds of the last " in words
     assert "How many it needs for the same accuracy is not known" in words
-    assert "it reached 100.0% of the accuracy of sync_sgd with 4 workers" in words
+    assert "it reached 100.0% of what sync_sgd reached with 4 workers" in words
 
 
 @pytest.mark.parametrize("ran_with", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.recipe)

@@ -97,10 +97,7 @@ def test_other_pages_cite_that_table(page: str, words: str, kind: str, strategy:
 
 
 def test_local_steps_show_what_going_on_costs() -> None:
-    named = (
-        (one["measure"].replace("(h=", "(every="), one["ratio"]) for one in results("local")
-    )  # some by an older name
-    ratios = dict(named)
+    ratios = {one["measure"]: one["ratio"] for one in results("local")}
     _, _, *rows = table("local-steps.md", "| strategy | 1 step late |")
     for name, *cells in rows:
         recipe, steps = re.findall(r"\w+", name)
@@ -108,6 +105,38 @@ def test_local_steps_show_what_going_on_costs() -> None:
         for late, cell in zip(("1 step", "a quarter of H", "half of H"), cells, strict=True):
             measured = 100 * (ratios[f"{strategy}, AdamW, answers {late} late"] - 1)
             assert nearly(f"{float(cell.strip('%')):.1f}", measured), (name, late, measured)
+
+
+def test_local_steps_show_who_gains_by_going_on() -> None:
+    _, _, *rows = table("local-steps.md", "| links | optimizer | strategy |")
+    shown = {(links.strip('"'), optimizer, name.strip("`")): cells for links, optimizer, name, *cells in rows}
+    measured = {one["measure"]: one for one in results("going_on")}
+    assert len(measured) == 2 * len(shown)
+    for (links, optimizer, name), (lock, *cells) in shown.items():
+        for overlap, cell in zip((False, True), cells, strict=True):
+            one = measured[f"{links}, {optimizer}: {name[:-1]}, overlap={overlap})"]
+            assert nearly(lock, one["against_value"]), (name, lock, one)
+            assert nearly(cell, one["value"]), (name, cell, one)
+    lock, waits, goes = shown["slow link", "AdamW at 0.01", "local_sgd(16)"]
+    assert (
+        f"takes {goes} s, or {waits} s if workers wait, and {lock} s in lock step"
+        in (ROOT / "docs" / "choose.md").read_text()
+    )
+
+
+def test_convergence_shows_how_far_adamw_is_behind() -> None:
+    behind = {one["measure"]: one["value"] for one in results("transformer")}
+    _, _, *rows = table("convergence.md", "| workers | rate ")
+    assert len(rows) == len(behind)
+    for workers, rate, good, late, each, mean in rows:
+        words = {"warm-up over a tenth": "a warm-up over a tenth of the run"}.get(rate, rate)
+        measured = behind[f"AdamW, {workers} workers, {words}: async_sgd() behind sync_sgd"]
+        pairs = list(zip(good.split(", "), late.split(", "), strict=True))
+        of_losses = [100 * (float(second) / float(first) - 1) for first, second in pairs]
+        assert nearly(mean.strip("*%"), measured), (workers, rate, measured)
+        assert abs(sum(of_losses) / len(of_losses) - measured) < 0.05
+        for cell, one in zip(each.split(", "), of_losses, strict=True):
+            assert abs(float(cell.strip("*%")) - one) < 0.1, (workers, rate, cell, one)
 
 
 def test_convergence_shows_what_was_measured() -> None:

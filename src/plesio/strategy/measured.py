@@ -1,6 +1,6 @@
 """How near to `sync_sgd` strategies came, at the rate tuned for it: the table of docs/convergence.md, for the program.
 
-A test holds it against `benchmarks/results/convergence.json`.
+A test holds it against `convergence.json` and `transformer.json` of `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 HELD = 0.99
-"""What reaches so much of the accuracy of `sync_sgd` is as good."""
+"""What reaches so much of what `sync_sgd` reached is as good."""
 REFERENCE = "sync_sgd"
 REACHED: Mapping[str, Mapping[int, float]] = {
-    "async_sgd": {4: 0.9995, 8: 1.0005, 16: 0.9997},
+    "async_sgd": {4: 0.9995, 8: 1.0005, 16: 0.9997, 32: 0.9718},
     "async_sgd(correct=plain)": {4: 0.0994, 8: 0.0971, 16: 0.1025},
     "async_sgd(correct=delay_compensated)": {4: 0.8587},
     "async_sgd(correct=gap_aware)": {4: 0.9776},
@@ -23,7 +23,10 @@ REACHED: Mapping[str, Mapping[int, float]] = {
     "rennala(k=2)": {4: 0.9958},
     "ringmaster(8)": {4: 0.9995},
 }
-"""Test accuracy as a share of that of `sync_sgd`, by the number of workers: the lower of SGD with momentum and of AdamW."""
+"""Test accuracy as a share of that of `sync_sgd`, by the number of workers: the lower of SGD with momentum and of AdamW.
+
+32 workers trained the small transformer only, with AdamW: the loss of `sync_sgd` as a share of its own, without a warm-up.
+"""
 
 
 def reached(strategy: str, workers: int) -> tuple[float, int] | None:
@@ -49,8 +52,8 @@ def how_near(strategy: str, workers: int) -> str:
     """What it reached, in words.
 
     >>> how_near("async_sgd", 2)
-    'it reached 100.0% of the accuracy of sync_sgd with 4 workers'
+    'it reached 100.0% of what sync_sgd reached with 4 workers'
     """
     if (found := reached(strategy, workers)) is None:
         return f"nobody has measured it with {workers} workers or more"
-    return f"it reached {100 * found[0]:.1f}% of the accuracy of sync_sgd with {found[1]} workers"
+    return f"it reached {100 * found[0]:.1f}% of what sync_sgd reached with {found[1]} workers"
