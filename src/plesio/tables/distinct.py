@@ -21,8 +21,8 @@ class Distinct:
     >>> seen = Distinct()
     >>> seen.add(np.array([5, 3, 5])).tolist(), seen.add(np.array([3, 8])).tolist()
     ([0, 1, 0], [1, 2])
-    >>> seen.keys.tolist(), seen.find(np.array([8, 9])).tolist()
-    ([5, 3, 8], [2, -1])
+    >>> seen.keys.tolist()
+    [5, 3, 8]
     """
 
     def __init__(self) -> None:
@@ -45,21 +45,15 @@ class Distinct:
         """The position of each id, of a flat array, among all distinct keys so far."""
         positions, done = np.empty(len(ids), np.int64), 0
         while True:
-            done, self._count = _add(self._slots, self._keys, self._count, self._generation, ids, positions, done, True)
+            done, self._count = _add(self._slots, self._keys, self._count, self._generation, ids, positions, done)
             if done == len(ids):
                 return positions
             self._grow()
 
-    def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The position of each id, -1 for those that were never added."""
-        positions = np.empty(len(ids), np.int64)
-        _add(self._slots, self._keys, self._count, self._generation, ids, positions, 0, False)
-        return positions
-
     def _grow(self) -> None:
         keys = self.keys
         self._make(4 * len(self._slots))
-        _add(self._slots, self._keys, 0, self._generation, keys, np.empty(len(keys), np.int64), 0, True)
+        _add(self._slots, self._keys, 0, self._generation, keys, np.empty(len(keys), np.int64), 0)
 
     def clear(self) -> None:
         """Forget all keys, in no time."""
@@ -126,11 +120,8 @@ def add_at(
 
 
 @compiled
-def _add(slots, keys, count, generation, ids, positions, done, grows):
-    """Write the positions of the ids from `done` on; until where, and how many keys there are. It stops at full `keys`.
-
-    Unless it `grows`, ids that are not there get -1.
-    """
+def _add(slots, keys, count, generation, ids, positions, done):
+    """Write the positions of the ids from `done` on; until where, and how many keys there are. It stops at full `keys`."""
     last = slots.size - 1
     for i in range(done, ids.size):
         if i + _AHEAD < ids.size:
@@ -139,9 +130,6 @@ def _add(slots, keys, count, generation, ids, positions, done, grows):
         while True:
             one = slots[slot]
             if np.int64(one >> _U32) != generation:
-                if not grows:
-                    positions[i] = -1
-                    break
                 if count == keys.size:
                     return i, count
                 slots[slot] = (np.uint64(generation) << _U32) | np.uint64(count)

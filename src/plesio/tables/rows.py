@@ -147,15 +147,16 @@ def bear(at, dim, seed, scale, initial, version, keys, which, rows):
 
 @compiled
 def restore(at, dim, state, keys, values, states, versions):
-    """Give rows to all these keys, in their order; the first that cannot have one, or their number."""
-    width = at.numbers[WIDTH]
-    for row in range(keys.size):
-        if find(at, keys[row]) >= 0 or not insert(at, keys[row], row):
-            return row
+    """Give further rows to all these keys, in their order; the first that cannot have one, or their number."""
+    width, first = at.numbers[WIDTH], at.numbers[ROWS]
+    for i in range(keys.size):
+        row = first + i
+        if find(at, keys[i]) >= 0 or not insert(at, keys[i], row):
+            return i
         start = row * width
-        _copy(values, row * dim, at.values, start, dim)
-        _copy(states, row * state, at.values, start + dim, state)
-        take(at, row, keys[row], versions[row])
+        _copy(values, i * dim, at.values, start, dim)
+        _copy(states, i * state, at.values, start + dim, state)
+        take(at, row, keys[i], versions[i])
     return keys.size
 
 

@@ -21,7 +21,6 @@ from plesio.tables.index import FREED, KEY, ROWS, VERSION, WIDTH
 from plesio.tables.reserved import SLOTS, Arrays, reserve
 from plesio.tables.rules import rule_of
 from plesio.tables.spec import VERSIONS, RowSGD, Seen, TableSpec, Unused
-from plesio.tables.still import Still
 
 SLICE = 4096
 """Rows of a sweep."""
@@ -72,7 +71,7 @@ class Store:
         self._life = spec.expire.versions if spec.expire is not None else life.FOREVER
         self.clock = 0
         self._at, self._candidates = self._empty()
-        self._still: Still | None = None
+        self._still: tuple[int, Arrays] | None = None  # the clock, and copies of what stepped since
         self._moved = False  # whether a place may be another key's than when it was given out
 
     def _empty(self) -> tuple[Arrays, Arrays | None]:
@@ -120,12 +119,32 @@ class Store:
         return places
 
     def stand_still(self, begins: bool) -> None:
-        """From now on `read` gives all rows as they are now; or no longer."""
-        self._still = Still(self.spec.dim, self.clock, self.pull) if begins else None
+        """From now on `read` gives all rows as they are now; or no longer. Rows that live now keep their memory meanwhile."""
+        width = self.spec.dim + VERSION
+        self._still = (self.clock, reserve(width + width % 2)) if begins else None
 
     def read(self, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.int64]:
         """As `pull`, for whoever steps nothing: with the rows of then, if they stand still."""
-        return self._still.read(keys, out) if self._still is not None else self.pull(keys, out)
+        if self._still is None:
+            return self.pull(keys, out)
+        clock, copies = self._still
+        places, (values, copied) = self.pull(keys, out, clock), self._in(copies, keys)
+        out[copied] = values[copied]
+        return places
+
+    def _copy(self, clock: int, copies: Arrays, keys: NDArray[np.int64]) -> None:
+        """These are about to step: copy those that did not since `clock`. One without a row may be born, and is copied, too."""
+        values, copied = self._in(copies, keys)
+        new = keys[~copied]
+        values = values[: len(new)]
+        self.pull(new, values, clock)
+        self._put(copies, new, values, values[:, :0], np.zeros(len(new), np.int64))
+
+    def _in(self, copies: Arrays, keys: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """The values that are copied, and of which keys there are any."""
+        values, places = np.empty((len(keys), self.spec.dim), np.float32), np.empty(len(keys), np.int64)
+        kernels.pull(copies, *self._first, 0, life.FOREVER, True, keys, values.reshape(-1), places)
+        return values, places >= 0
 
     def fold(
         self,
@@ -155,7 +174,7 @@ class Store:
         if not 0 <= version < VERSIONS:
             raise ConfigurationError(f"version={version}: allowed is 0 to {VERSIONS - 1}")
         if self._still is not None:
-            self._still.keep(keys[touched != 0])
+            self._copy(*self._still, keys[touched != 0])
         rows, self.clock = np.full(len(keys), -1), version
         try:
             evicted = self._locate(keys, places, touched, rows)
@@ -219,7 +238,7 @@ class Store:
         if self.spec.expire is None:
             return 0
         if self._still is not None:
-            clock = min(clock, self._still.clock)
+            clock = min(clock, self._still[0])
         if self._candidates is not None:
             life.sweep(self._candidates, clock, self._life, rows)
         return int(life.sweep(self._at, clock, self._life, rows))
@@ -344,8 +363,6 @@ def load_kernels() -> None:
     store.take_checksum()
     store.checksum()
     store.sweep(2)
-    store.stand_still(True)
-    store.read(keys, gradients)
 
 
 def _nbytes(at: Arrays) -> int:
