@@ -19,7 +19,7 @@ from plesio.observe.amounts import duration, number, percent
 from plesio.observe.history import read_summary
 from plesio.observe.summary import Summary
 from plesio.strategy import Strategy
-from plesio.strategy.answers.work import name_today
+from plesio.strategy.renamed import name_today
 
 if TYPE_CHECKING:
     from plesio.launch.simulated.whatif import Prediction

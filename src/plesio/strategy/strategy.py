@@ -13,8 +13,8 @@ from typing import Any, get_args, get_type_hints
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy import answers
 from plesio.strategy.answers.answer import COUNT
-from plesio.strategy.answers.work import name_today
 from plesio.strategy.choosing import Choosing
+from plesio.strategy.renamed import name_today
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

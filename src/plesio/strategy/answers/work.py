@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -206,15 +205,6 @@ def steps_of(recipe: str, given: int | str | Every) -> int:
     if isinstance(every := every_of(recipe, given), Steps):
         return every.steps
     raise StrategyError(f"{recipe}(every={given}): whole steps, such as every=16")
-
-
-def name_today(stored: str) -> str:
-    """The name of a strategy whose run is of before `every` was called so in all recipes.
-
-    >>> name_today("diloco(h=8)")
-    'diloco(every=8)'
-    """
-    return re.sub(r"\b(diloco|slowmo|async_local_sgd)\(h=", r"\1(every=", stored)
 
 
 @dataclass(frozen=True, slots=True)
