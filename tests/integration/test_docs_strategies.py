@@ -1,4 +1,4 @@
-"""The example of each strategy's page prints what the page shows: time is virtual, so the figures are those of any machine."""
+"""The examples of each strategy's page print what the page shows: time is virtual, so the figures are those of any machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.test_docs import DOCS, blocks_of
+from integration.test_docs import DOCS
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ from integration.test_docs import DOCS, blocks_of
 )
 @pytest.mark.filterwarnings("ignore")
 def test_the_example_prints_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(blocks_of(page)[0], page.name, "exec"), {"__name__": "page"})
-    shown = re.findall(r"^```\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert capsys.readouterr().out == shown[0]
+    shown = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown
+    for code, printed in shown:
+        exec(compile(code, page.name, "exec"), {"__name__": "page"})
+        assert capsys.readouterr().out == printed
