@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations, prune
 
 import plesio as ps
+from plesio.tensors.arena import Kind
+from plesio.tensors.model import describe, dump_structure, load_structure
 from support import loops
 from support.long_forms import in_turn
 
@@ -758,3 +762,77 @@ def test_weights_restored_after_the_last_exchange_warn(strategy: ps.Strategy) ->
 def test_a_process_warns_of_weights_restored_after_the_last_exchange(tmp_path: Path) -> None:
     _, words = told(restoring, ps.sync_sgd(), tmp_path)
     assert words.count("told") == words.count("worker 0 is told: worker 0 wrote into 0.weight") == 1
+
+
+class Variable:
+    """As a variable of Keras on torch: a parameter."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = nn.Parameter(value, requires_grad=False)
+
+
+class KerasNorm(nn.Module):
+    """Keeps its running mean and a count as Keras's layers do. The base is frozen, and nobody writes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.out, self.base = nn.Linear(loops.FEATURES, loops.CLASSES), nn.Linear(3, 3).requires_grad_(False)
+        self._mean, self._count = Variable(torch.zeros(loops.FEATURES)), Variable(torch.zeros(1, dtype=torch.int32))
+        self._non_trainable_variables = [self._mean]
+        self._seed_generators = [SimpleNamespace(state=self._count)]
+        self.held = nn.ParameterDict({"mean": self._mean.value, "count": self._count.value})
+
+    def _flatten_layers(self) -> list[nn.Module]:
+        return [self]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self._mean.value.lerp_(inputs.mean(0), 0.1)
+                self._count.value.add_(1)
+        out: torch.Tensor = self.out(inputs - self._mean.value)
+        return out
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
+def test_keras_moving_statistics_are_exchanged_as_buffers_are(strategy: ps.Strategy) -> None:
+    train = partial(loops.follow, build=KerasNorm, optimizers=loops.sgd, steps=12)
+    got = ps.run(train, strategy, workers=1).state_dict
+    for name, value in loops.plain_pytorch(KerasNorm, loops.sgd, 12).items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=0)
+
+
+def test_only_what_keras_writes_travels() -> None:
+    model = KerasNorm()
+    described, tensors = describe(model, torch.optim.SGD(model.parameters(), lr=0.1), frozen_too=True)
+    assert {spec.name for spec in described.specs if spec.kind is Kind.BUFFER} == {"held.mean", "held.count"}
+    described, _ = describe(model, loops.sgd(model.out))
+    assert {spec.name for spec in described.specs if spec.kind is Kind.FROZEN} == {"base.weight", "base.bias"}
+    copy = load_structure(
+        dump_structure(model, tensors), described.specs, tuple(torch.ones_like(one) for one in tensors)
+    )
+    assert isinstance(copy._mean.value, nn.Parameter)
+    assert copy._mean.value is copy.held["mean"]
+
+
+class PicklesItself(nn.Linear):
+    """As Keras's models do: with the weights of now."""
+
+    def __reduce__(self) -> Any:
+        return partial(torch.load, weights_only=False), (_saved(self),)
+
+
+def _saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(dict(model.state_dict()), file)
+    file.seek(0)
+    return file
+
+
+def test_evaluate_refuses_a_copy_with_other_weights() -> None:
+    model = PicklesItself(2, 1)
+    with pytest.raises(
+        ps.ConfigurationError, match=r"PicklesItself pickles copies of its own weights, .* of the beginning"
+    ):
+        dump_structure(model, list(model.parameters()))

@@ -55,6 +55,7 @@ def describe(
     does what needs one, though no optimizer holds it yet; `own`: the identities of those that are left out."""
     param_groups = optimizer.param_groups if optimizer is not None else ()
     groups = {id(one): position for position, group in enumerate(param_groups) for one in group["params"]}
+    written = _written_in_forward(model)
     specs: list[TensorSpec] = []
     tensors: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
@@ -62,6 +63,8 @@ def describe(
         if id(parameter) in own:
             continue
         kind = Kind.TRAINED if (parameter.requires_grad or frozen_too) and (group >= 0 or unheld_too) else Kind.FROZEN
+        if id(parameter) in written:
+            kind = Kind.BUFFER
         if kind is Kind.TRAINED and id(parameter) in tables:
             kind = Kind.ROWS
         asleep = kind is Kind.TRAINED and frozen_too and not parameter.requires_grad
@@ -135,6 +138,17 @@ def self_limiting(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
 
 
+def _written_in_forward(model: nn.Module) -> set[int]:
+    """The identities of parameters that are buffers in all but name: Keras's layers on torch know no buffers. What their forward
+    pass writes (moving statistics, a Dropout's seed) they create as not trainable; what is frozen later is not among it. Weights
+    quantized to bytes are, though nobody writes them."""
+    flat: list[Callable[[], list[Any]]] = [getattr(one, "_flatten_layers", list) for one in model.modules()]
+    layers = [layer for layers_of in flat for layer in layers_of()]
+    held = [one.value for layer in layers for one in layer._non_trainable_variables]
+    seeds = [one.state.value for layer in layers for one in layer._seed_generators]
+    return {id(one) for one in (*held, *seeds) if one.itemsize > 1 and not one.requires_grad}
+
+
 def _spec(name: str, tensor: torch.Tensor, kind: Kind, group: int, asleep: bool = False) -> TensorSpec:
     if is_lazy(tensor):
         raise ConfigurationError(
@@ -178,14 +192,17 @@ def check_same(wanted: Layout, got: Layout, worker: int, reference: int) -> None
 
 
 class _StructurePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles a module with a number in place of each tensor."""
+    """Pickles a module with a number in place of each tensor, and whether it is a parameter."""
 
     def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)
         self._where = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self.met: set[int] = set()
 
-    def persistent_id(self, value: Any) -> int | None:
-        return self._where.get(id(value))
+    def persistent_id(self, value: Any) -> tuple[int, bool] | None:
+        index = self._where.get(id(value))
+        self.met.add(id(value))
+        return None if index is None else (index, isinstance(value, nn.Parameter))
 
     def reducer_override(self, value: Any) -> Any:
         """Parametrized modules forbid pickling, for torch makes their class anew in each process: here the class goes along."""
@@ -198,13 +215,20 @@ def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
     """`model` without its tensors, for another process of this host."""
     send_settings_by_name()
     file = io.BytesIO()
+    pickler = _StructurePickler(file, tensors)
     try:
-        _StructurePickler(file, tensors).dump(model)
+        pickler.dump(model)
     except Exception as error:
         raise ConfigurationError(
             f"evaluate gets a copy of the model, and {type(model).__name__} cannot be pickled: {error}; "
             "keep open files, locks and the like out of the module"
         ) from error
+    if tensors and pickler.met.isdisjoint(map(id, tensors)):
+        raise ConfigurationError(
+            f"evaluate gets a copy of the model over the run's weights, and {type(model).__name__} pickles copies of its own "
+            "weights, as Keras's models do: evaluate would see those of the beginning. Leave evaluate out, build the model after "
+            "ps.run, and score it with model.load_state_dict(run.state_dict)"
+        )
     return file.getvalue()
 
 
@@ -238,12 +262,11 @@ def dump_plain(build: Callable[[], nn.Module], described: Described) -> bytes:
 
 def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torch.Tensor, ...]) -> nn.Module:
     """The module of `dump_structure`, with the tensors in `views`."""
-    tensors = [
-        view if spec.kind is Kind.BUFFER else nn.Parameter(view, requires_grad=False)
-        for spec, view in zip(specs, views, strict=True)
-    ]
+    parameters = [nn.Parameter(view, requires_grad=False) for view in views]
+    both = zip(specs, views, parameters, strict=True)
+    tensors = [view if spec.kind is Kind.BUFFER else parameter for spec, view, parameter in both]
     unpickler = pickle.Unpickler(io.BytesIO(data))
-    unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+    unpickler.persistent_load = lambda of: (parameters if of[1] else tensors)[of[0]]  # type: ignore[method-assign]
     loaded = unpickler.load()
     model = loaded.over(tensors) if isinstance(loaded, Plain) else loaded
     assert isinstance(model, nn.Module)

@@ -108,8 +108,9 @@ class Writes:
         if names := [name for name, mine, theirs in frozen if _differ(mine, theirs)]:
             warn_at_end(
                 f"worker 0 wrote into parameters that need no gradient: {listed(names)}. Nobody exchanges these: the run's "
-                "weights and evaluate have them as they were at the beginning. A moving average of the weights can be made of "
-                "buffers instead, which are exchanged, or be kept and saved outside of the model given to prepare"
+                "weights and evaluate have them as they were at the beginning. Make buffers of running statistics or a moving "
+                "average of the weights (register_buffer in place of Parameter(requires_grad=False)): these are exchanged. Or "
+                "keep and save such an average outside of the model given to prepare"
             )
 
 
