@@ -297,6 +297,10 @@ def test_printing_a_run_shows_its_figures() -> None:
         ({"workers": 2, "strategy": "asynch"}, r"unknown strategy 'asynch'; known: .*sync_sgd.* did you mean"),
         ({"workers": 2, "strategy": ps.first_of(3)}, r"the first 3 of 2 workers will never come; allowed: 1 to 2"),
         ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function that measures accuracy"),
+        (
+            {"workers": 2, "evaluate_every": ps.Rounds(5)},
+            r"evaluate_every=Rounds\(rounds=5\) needs evaluate=, a function",
+        ),
         ({"workers": 2, "faults": [ps.Slow(worker=5, factor=2)]}, r"there are workers 0 to 1"),
         ({"workers": 2, "data": "split"}, r"unknown data 'split'; known: leases, new, shards"),
         ({"workers": 2, "timeout_s": 0}, r"timeout_s=0: a number of seconds above 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -465,6 +466,14 @@ def test_the_command_states_its_error_for_the_run_itself(tmp_path: Path, capsys:
     assert "No recommendation: the measured times do not fit the model" in printed
     assert main(["whatif", str(kept(synchronous(), tmp_path))]) == 0
     assert "may be off" not in capsys.readouterr().out
+
+
+def test_a_run_stored_with_a_former_name_is_replayed_in_silence(tmp_path: Path) -> None:
+    run = simulated(ps.diloco(every=4))
+    former = msgspec.structs.replace(run.summary, strategy="diloco(h=4)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert main(["whatif", str(kept(former, tmp_path)), "--workers", "4", "--strategies", "sync_sgd"]) == 0
 
 
 # What is measured

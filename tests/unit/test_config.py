@@ -171,11 +171,6 @@ def test_run_toml_of_a_run_is_as_documented(tmp_path: Path) -> None:
     [
         ({"pace": 0.1}, r"is for real processes; under Simulated"),
         ({"faults": [ps.Slow(worker=0, factor=2)]}, r"is for real processes; under Simulated"),
-        (
-            {"evaluate_every": ps.Rounds(2), "evaluate_every_s": 1.0},
-            "every 2 rounds and evaluate_every_s=1 say the same",
-        ),
-        ({"evaluate_every": 3}, r"evaluate_every=3: ps\.Rounds\(n\), ps\.Steps\(n\) or ps\.Seconds\(s\)"),
         ({"threads": 2}, r"threads=2 is for processes of this host; a simulated run has one"),
         ({"workers": 60_001}, r"workers=60001: a whole number from 1 to 60000"),
     ],

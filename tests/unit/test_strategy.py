@@ -460,6 +460,7 @@ def test_an_unknown_setting_lists_the_known_ones_and_the_closest() -> None:
         ("zero", "plesio does not shard a model"),
         ("FSDP", "plesio does not shard a model"),
         ("local_sgd(every=16)", "in Python, write it without quotes: ps.local_sgd(every=16)"),
+        ("diloco(codec=int8, h=8)", "in Python, write it without quotes: ps.diloco(codec=int8, every=8)"),
         ("auto(sync_sgd, async_sgd)", "in Python, give strategies: ps.auto([ps.sync_sgd(), ps.async_sgd()])"),
         ("phases()", "in Python, give strategies: ps.phases(ps.sync_sgd(), (1000, ps.local_sgd(16)))"),
     ],

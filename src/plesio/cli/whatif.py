@@ -95,11 +95,12 @@ def bytes_per_s(text: str | None) -> float | None:
 def _same(summary: Summary, workers: int) -> Strategy | None:
     """The strategy that ran, if its name says all of it."""
     try:
-        strategy = strategy_of(summary.strategy, workers)
+        name = name_today(summary.strategy)
+        strategy = strategy_of(name, workers)
         strategy.check_workers(workers)
     except StrategyError:
         return None
-    return strategy if strategy.name == name_today(summary.strategy) else None
+    return strategy if strategy.name == name else None
 
 
 def _notes(was: Prediction, found: Sequence[Prediction], replayed: bool, workers: int, there: int) -> list[str]:

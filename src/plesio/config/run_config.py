@@ -106,7 +106,7 @@ class RunConfig:
     )
     evaluate_every: Every | None = setting(
         None,
-        Option("--evaluate-every-rounds", "Evaluate each N-th round: version, for all strategies.", "N", int | None),
+        Option("--evaluate-every-rounds", "Evaluate every N rounds (a round makes a version).", "N", int | None),
         kind=Every | None,
         example="such as ps.Rounds(5), ps.Steps(100) or ps.Seconds(2)",
     )

@@ -38,6 +38,11 @@ def check_functions(
     if inspect.iscoroutinefunction(plain):
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
     check_takes_worker(train)
+    if config.evaluate_every is not None and evaluate is None:
+        raise ConfigurationError(
+            f"evaluate_every={config.evaluate_every!r} needs evaluate=, a function of the model that returns names and numbers; "
+            "give it, or leave evaluate_every out"
+        )
     if config.until.metrics and evaluate is None and on_round is None:
         raise ConfigurationError(
             f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"

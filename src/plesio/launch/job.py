@@ -106,6 +106,8 @@ class Outcome:
     tables: dict[str, Table] = field(default_factory=dict)
     """The tables of the model by name, with their rows."""
     history: list[Evaluation] = field(default_factory=list)
+    by_count: bool = False
+    """Rounds or steps say when to evaluate, so a version is one point, also the last, which is judged at the end anyway."""
     logged: Logbook = field(default_factory=Logbook)
     clients: ClientBook = field(default_factory=ClientBook)
     incidents: list[Incident] = field(default_factory=list)
@@ -125,7 +127,9 @@ class Outcome:
         live.metrics = {**live.metrics, **evaluation.metrics}  # not each has to measure everything
         live.evaluate_raised = raised
         if not raised:
-            self.history.append(evaluation)
+            last = self.history[-1] if self.by_count and self.history else None
+            if last is None or (last.version, last.metrics) != (evaluation.version, evaluation.metrics):
+                self.history.append(evaluation)
             if spread := self.clients.spread(lower_is_better):
                 self.logged.add(Logged(evaluation.time_s, ALL, 0, spread))
         elif not self.evaluate_raised:

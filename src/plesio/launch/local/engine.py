@@ -12,9 +12,11 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
+from plesio.config.evaluations import pause_s
 from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.host.memory import SharedBlock, tables_at
@@ -61,7 +63,7 @@ class LocalEngine:
         self._starting = Starting(job.config.workers, say)
         self._sockets = sockets
         self._watch = watch
-        self._outcome = Outcome()
+        self._outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
         self._live = Live(workers=job.config.workers, book=self._outcome.logged)
         self._rounds = Rounds(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._error: PlesioError | None = None

@@ -73,7 +73,7 @@ class SimulatedEngine:
         self, job: Job, cluster: Cluster, watch: Watching, ctrl_c: CtrlC, on_round: OnRound | None = None
     ) -> None:
         self.job = job
-        self.outcome = Outcome()
+        self.outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
         self.raised: dict[int, str] = {}  # workers whose training function did, and what, where the others go on
         self._watch = watch
         self._happened = 0  # incidents that were passed on
@@ -100,10 +100,10 @@ class SimulatedEngine:
             look=self._look,
             on_round=self._look_at if on_round is not None else None,
         )
-        every, self._due = pause_s(job.config.evaluations), Due(job.config.evaluations)
+        self._due = Due(job.config.evaluations)
         if job.evaluate is not None:
-            self.run_of.clock.repeat(0.0, every, self._evaluate)
-            if every == inf:
+            self.run_of.clock.repeat(0.0, pause_s(job.config.evaluations), self._evaluate)
+            if self.outcome.by_count:
                 self.run_of.after_each = lambda: self._evaluate(self.run_of.clock.now_s)
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
@@ -165,7 +165,8 @@ class SimulatedEngine:
     def _evaluate(self, now_s: float) -> None:
         if not self.run_of.program.begun:
             return  # nobody has joined yet: there is no model
-        if not self._due(self.run_of.program.version, self.run_of.steps):
+        program = self.run_of.program
+        if not self._due(program.version, program.before.steps + self.run_of.steps):
             return
         self._judge(now_s)
         self.run_of.end(self._watch(self._stands()) or "")

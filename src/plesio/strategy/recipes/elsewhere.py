@@ -43,5 +43,6 @@ def in_python(call: str) -> str:
     """
     numbers = re.compile(r"\b(secure|privacy)=([\d.e:-]+)")
     call = numbers.sub(lambda one: f"{one[1]}=ps.{ANSWERS[one[1]]}({one[2].replace(':', ', ')})", call)
+    call = re.sub(r"\bh=", "every=", call)  # its old name
     call = re.sub(r"\bevery[= ]([\d.]+) ?s\b", r"every=ps.Seconds(\1)", call)
     return re.sub(r"\bevery (\d+) steps", r"every=\1", call)
