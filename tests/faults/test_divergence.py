@@ -66,6 +66,7 @@ def test_divergence_in_virtual_time_is_reported() -> None:
     assert str(run).startswith("The weights are not usable: the model diverged: ")
 
 
+@pytest.mark.filterwarnings("ignore:.*a contribution held a NaN")
 def test_a_run_with_only_nan_is_told_of_as_that_however_long_it_is() -> None:
     """The advice at the end has no step to go by."""
 

@@ -85,7 +85,7 @@ def test_the_tab_key_completes_commands_options_and_names(tmp_path: Path) -> Non
     done = subprocess.run(
         ["bash", "-c", f"source ~/.bashrc; {ask}"], env=home, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.splitlines() == ["compare", "--strategy", "elastic_averaging", "leases shards"]
+    assert done.stdout.splitlines() == ["compare", "--strategy", "elastic_averaging", "leases shards new"]
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,9 @@ AT_ONCE = ps.Until(seconds=0.01)
 """Stops a resumed run before its first step."""
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:no step was made")  # `begun`
+
+
 def begun(first: Path, strategy: Strategy, folder: Path, workers: int = 4, function: Any = train) -> Path:
     """The folder of a run that was resumed from `first` and stopped at once."""
     run = simulated(function, strategy, folder, workers, resume=first, checkpoint=KEPT, until=AT_ONCE)

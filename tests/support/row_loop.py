@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 
 WAITING = ("candidates", "counts", "counted")
-IDS, WORDS, SAMPLES, BATCH = 30, 12, 96, 4
+IDS, WORDS, SAMPLES, BATCH = 30, 24, 96, 4
 
 
 class Net(nn.Module):

@@ -227,12 +227,13 @@ def _computes(run: Run, worker: int) -> bool:
 def test_every_version_has_its_least_number_and_every_wait_an_end(moves: list[tuple[int, int]], looks: bool) -> None:
     run = Run(ps.fedavg(clients_min=2, clients_wanted=3, deadline_s=30.0), workers=4, silence_s=50.0)
     made: list[Fold] = []
-    tell = run.tell
+    tell, over = run.tell, False
 
     def noted(event: object) -> list[object]:
+        nonlocal over
         effects = tell(event)  # type: ignore[arg-type]
         made.extend(one for one in effects if isinstance(one, Fold))
-        over = any(isinstance(one, Short) and one.over for one in effects)
+        over = over or any(isinstance(one, Short) and one.over for one in effects)
         members = run.sequencer.members
         if members.seats and members.waiting == len(members.seats) and run.sequencer.held is None and not over:
             assert run.sequencer.grace_until_s < NEVER_S, "who waits has a deadline"

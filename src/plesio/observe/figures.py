@@ -67,7 +67,7 @@ def _spent(s: Summary) -> dict[str, list[float]]:
     samples, rounds = s.samples * share, s.version * share
     if s.history:
         samples, rounds = (np.interp(times, evaluated[:, 0], column) for column in evaluated[:, 1:].T)
-    spent = {"time": times, "samples": samples, "steps": steps, "rounds": rounds, "bytes": s.bytes * share}
+    spent = {"time": times, "samples": samples, "steps": steps, "rounds": np.rint(rounds), "bytes": s.bytes * share}
     return {name: _short(values) for name, values in spent.items()}
 
 
