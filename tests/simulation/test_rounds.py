@@ -136,6 +136,14 @@ def test_other_strategies_are_evaluated_by_steps_or_rounds_too() -> None:
     assert [one.version for one in steps.history] == [0, 3, 6, 9, 10]
 
 
+def test_a_resumed_run_is_evaluated_by_the_steps_of_the_whole_run(tmp_path: Path) -> None:
+    asked = {"workers": 2, "evaluate": accuracy, "evaluate_every": ps.Steps(6), "engine": ps.Simulated("uniform")}
+    keeps = ps.Checkpoint(every_s=1e6)
+    first = ps.run(by_hand, "sync_sgd", until=ps.Until(steps=8), runs=tmp_path, checkpoint=keeps, **asked)
+    went_on = ps.run(by_hand, "sync_sgd", resume=first.folder, **asked)
+    assert [one.samples for one in went_on.history][:3] == [8, 12, 18]
+
+
 def test_what_clients_log_is_a_curve_of_all_with_their_spread() -> None:
     def logs(worker: ps.Worker) -> None:
         net = model()
