@@ -6,17 +6,20 @@ pause at random."""
 
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 
 PAUSES = ("support.pauses",) if os.environ.get("PLESIO_PAUSES") else ()
 pytest.register_assert_rewrite("support")
-settings.register_profile("long")  # for support.long_forms
-settings.register_profile("quick", max_examples=25)
+# No test depends on the load.
+AT_ITS_OWN_PACE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("long", **AT_ITS_OWN_PACE)  # for support.long_forms
+settings.register_profile("quick", max_examples=25, **AT_ITS_OWN_PACE)
 settings.load_profile("quick")
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
