@@ -267,7 +267,7 @@ def test_an_unparsable_strategy_names_the_known_ones(text: str, part: str) -> No
 
 
 BAD_CHOICES = {
-    "--data": "plesio: unknown data 'shard'; known: leases, shards, new; did you mean 'shards'?",
+    "--data": "plesio: unknown data 'shard'; known: leases, new, shards; did you mean 'shards'?",
     "--on-worker-error": "plesio: unknown on_worker_error 'shard'; known: continue, raise",
     "--on-nonfinite": "plesio: unknown on_nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
 }
@@ -588,7 +588,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
         ("run script.py --until accuracy", "write it like accuracy=0.95"),
         ("run script.py --until seconds=5", "--budget-s 5"),
         ("run script.py --budget-s 0", "a number of seconds above 0"),
-        ("run script.py --data halves", "known: leases, shards"),
+        ("run script.py --data halves", "known: leases, new, shards"),
         ("run script.py --fast", "No such option: --fast"),
         ("run", "Missing argument 'SCRIPT'"),
         ("train script.py", "No such command 'train'; see plesio --help"),

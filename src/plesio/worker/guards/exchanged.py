@@ -96,6 +96,8 @@ def before_step(optimizer: Optimizer, *_: Any) -> None:
 def _warn_of_own(optimizer: Optimizer, state: WorkerState) -> None:
     """One that is made anew for each step of the run, such as for an attack, is the loop's own."""
     global _warned
+    if not any(group["params"] for group in optimizer.param_groups):
+        return  # its embeddings have become tables
     if state.steps - _met.setdefault(optimizer, state.steps) < 2:
         return
     told = (
