@@ -1,11 +1,12 @@
-# make demo: the main job on real data. make test: everything that must pass. Both set themselves up in .venv.
+# make demo: the main job on real data. make test: five minutes of tests, before a commit. make test-all: everything that must pass.
+# All set themselves up in .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test docs test-long test-ray chaos torture lint types rooms unit bench dist clean
+.PHONY: setup demo test docs test-all test-long test-ray chaos torture lint types rooms unit bench dist clean
 
 setup: $(STAMP)
 
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/plesio demo
 
-# make test ROOM=server: only the tests that import from src/plesio/server.
+# make test ROOM=server: only the tests that import from src/plesio/server; so with test-all.
 ROOM ?=
 test: $(if $(ROOM),,lint types rooms) unit
 
@@ -35,15 +36,20 @@ rooms: setup
 
 # Processes that the tests start compile nothing anew, whatever the shell says. Stealing mixes tests that wait with those that
 # compute, and leaves a file's tests together. Kernels are compiled before, once for all processes.
-unit: export PYTHONDONTWRITEBYTECODE =
-unit: setup
-	PYTHONPATH=tests $(BIN)/python -m support.warm
+unit test-all test-long: export PYTHONDONTWRITEBYTECODE =
+PYTEST = PYTHONPATH=tests $(BIN)/python -m support.warm && \
 	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
-		$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal -m 'not slow and not ray' $$files
+	$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal $$files
+
+unit: setup
+	$(PYTEST) --hypothesis-profile=few -m 'not thorough and not slow and not ray'
+
+test-all: setup
+	$(PYTEST) -m 'not slow and not ray'
 
 test-long: setup
 	$(BIN)/python -m pytest -q --hypothesis-profile=long -m 'not ray'
-	PLESIO_PAUSES=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not slow and not ray'
+	export PLESIO_PAUSES=1; $(PYTEST) -m 'not slow and not ray'
 
 # The documentation site, in build/site; a warning is an error.
 docs: setup

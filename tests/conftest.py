@@ -1,8 +1,8 @@
 """One thread, as in the workers: a kernel that splits its work sums in another order. Ctrl-C as in a shell's foreground: in
 its background it is ignored, and so it would be by all that the tests start. Failures that show their values, also where the
-assertion is in `support`. A quarter of hypothesis's examples, but for the long form. And a fork server that has loaded the
-kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers
-pause at random."""
+assertion is in `support`. A tenth of hypothesis's examples in `make test`, a quarter in `make test-all`. And a fork server that has
+loaded the kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers pause at
+random."""
 
 import os
 import signal
@@ -18,9 +18,11 @@ PAUSES = ("support.pauses",) if os.environ.get("PLESIO_PAUSES") else ()
 pytest.register_assert_rewrite("support")
 # No test depends on the load.
 AT_ITS_OWN_PACE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("long", **AT_ITS_OWN_PACE)  # for support.long_forms
-settings.register_profile("quick", max_examples=25, **AT_ITS_OWN_PACE)
-settings.load_profile("quick")
+# `support.long_forms` goes by these.
+settings.register_profile("long", max_examples=125, **AT_ITS_OWN_PACE)
+settings.register_profile("all", max_examples=25, **AT_ITS_OWN_PACE)
+settings.register_profile("few", max_examples=10, **AT_ITS_OWN_PACE)
+settings.load_profile("all")
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ForkServer.shared.__func__.__defaults__ = ((*PRELOAD, "support.warm", *PAUSES),)

@@ -1,4 +1,5 @@
-"""What is left to `make test-long`: most parameters of a test, most examples of a property."""
+"""What is left to `make test-all` (marked thorough) and to `make test-long` (marked slow): most parameters of a test, most examples
+of a property."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from hypothesis import settings
 
 
 def examples(quick: int) -> int:
-    """So many examples of a property; in `make test-long`, which takes another profile, five times as many."""
-    return 5 * quick if settings.get_current_profile_name() == "long" else quick
+    """So many examples of a property in `make test-all`; less than half of them in `make test`, five times as many in
+    `make test-long`."""
+    return quick * settings().max_examples // 25
 
 
-def but_slow(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+def but_slow(every: Iterable[Any], quick: Collection[Any], later: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
     """Each parameter; those are marked slow that are not among the `quick` ones, given by name where they have one.
 
     >>> [one if isinstance(one, str) else one.values for one in but_slow(["a", "b"], {"a"})]
@@ -23,18 +25,23 @@ def but_slow(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """
     named = [(getattr(one, "name", one), one) for one in every]
     assert {*quick} <= {name for name, _ in named}, f"no such parameter: { ({*quick} - {name for name, _ in named}) }"
-    return [one if name in quick else pytest.param(one, marks=pytest.mark.slow) for name, one in named]
+    return [one if name in quick else pytest.param(one, marks=later) for name, one in named]
 
 
-def in_turn(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    """Each pair; all are marked slow but those that take both lists in step, the shorter one again and again. So each value
-    is in a quick one.
+def but_thorough(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """Each parameter; those that are not among the `quick` ones are left to `make test-all`."""
+    return but_slow(every, quick, pytest.mark.thorough)
+
+
+def in_turn(first: Sequence[Any], second: Sequence[Any], later: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
+    """Each pair; all are marked slow (or as `later` says) but those that take both lists in step, the shorter one again and
+    again. So each value is in a quick one.
 
     >>> [one.values for one in in_turn("ab", "xyz") if not one.marks]
     [('a', 'x'), ('a', 'z'), ('b', 'y')]
     """
     quick = {(turn % len(first), turn % len(second)) for turn in range(max(len(first), len(second)))}
     return [
-        pytest.param(one, other, marks=() if (i, j) in quick else pytest.mark.slow)
+        pytest.param(one, other, marks=() if (i, j) in quick else later)
         for (i, one), (j, other) in product(enumerate(first), enumerate(second))
     ]
