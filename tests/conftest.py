@@ -1,8 +1,8 @@
 """One thread, as in the workers: a kernel that splits its work sums in another order. Ctrl-C as in a shell's foreground: in
 its background it is ignored, and so it would be by all that the tests start. Failures that show their values, also where the
-assertion is in `support`. A tenth of hypothesis's examples in `make test`, a quarter in `make test-all`. And a fork server that has
-loaded the kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers pause at
-random."""
+assertion is in `support`. A tenth of hypothesis's examples in `make test`, a quarter in `make test-all`. And a fork server that
+has loaded the kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers pause
+at random."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""What is left to `make test-all` (marked thorough) and to `make test-long` (marked slow): most parameters of a test, most examples
-of a property."""
+"""What is left to `make test-all` (marked thorough) and to `make test-long` (marked slow): most parameters of a test, most
+examples of a property."""
 
 from __future__ import annotations
 
