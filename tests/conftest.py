@@ -2,7 +2,7 @@
 its background it is ignored, and so it would be by all that the tests start. Failures that show their values, also where the
 assertion is in `support`. A tenth of hypothesis's examples in `make test`, a quarter in `make test-all`. And a fork server that
 has loaded the kernels of tables: each process of a run would for itself, which takes a second. With PLESIO_PAUSES workers pause
-at random."""
+at random. The programs of `support.programs` have one warm process in a session."""
 
 import os
 import signal
@@ -26,3 +26,10 @@ settings.load_profile("all")
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ForkServer.shared.__func__.__defaults__ = ((*PRELOAD, "support.warm", *PAUSES),)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from support import programs
+
+    if not hasattr(config, "workerinput"):  # which xdist's processes have
+        programs.start()
