@@ -25,6 +25,7 @@ from plesio.server.checkpoints import latest
 from support import loops
 from support.long_forms import but_slow, in_turn
 from support.processes import alive, descendants, gone_within, open_descriptors
+from support.programs import PYTHON
 
 RECIPES = {
     **makers(real=True),
@@ -298,7 +299,7 @@ if __name__ == "__main__":
 def start_script(folder: Path, pause_s: float) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(SCRIPT)
     return subprocess.Popen(
-        [sys.executable, str(folder / "script.py"), str(folder), str(pause_s)],
+        [*PYTHON, str(folder / "script.py"), str(folder), str(pause_s)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         stderr=subprocess.PIPE,
         text=True,

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from support.programs import PYTHON
 
 EVERY = ["sync_sgd", "async_sgd", "local_sgd", ps.allreduce("torch"), "hogwild"]
 
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 def test_a_class_of_the_script_steps_at_the_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["6", "6"], done.stderr
 
 

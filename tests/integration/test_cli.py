@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from plesio.observe.tables import Failed, compare_table, render
 from plesio.strategy.recipes import RECIPES
 from support import processes
 from support.long_forms import but_slow
+from support.programs import PYTHON
 
 SCRIPT = """
 import torch
@@ -142,9 +144,9 @@ def test_docs_and_strategies_show_the_same_questions() -> None:
 # Where it prints
 
 
-def program(*typed: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def program(*typed: str, python: Sequence[str] = (sys.executable,), **options: Any) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own; its errors as text."""
-    command = [sys.executable, "-c", "from plesio.cli import app; app()", *typed]
+    command = [*python, "-c", "from plesio.cli import app; app()", *typed]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
 
 
@@ -181,7 +183,9 @@ def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) 
 def test_an_ascii_terminal_gets_ascii_tables() -> None:
     """From the command and from a script that prints a run."""
     few = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = program("run", script(), "--workers", "1", "--until", "steps=20", stdout=subprocess.PIPE, env=few)
+    done = program(
+        "run", script(), "--workers", "1", "--until", "steps=20", python=PYTHON, stdout=subprocess.PIPE, env=few
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "| worker | steps |" in done.stdout
     assert "20 steps were up ? " in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from plesio.worker.randomness import seeding
 from plesio.worker.replicas import early, replica
 from support.devices import lazy
 from support.long_forms import in_turn
+from support.programs import PYTHON
 from support.streams import FakeCopies, FakeStreams
 from support.synchronisations import Synchronisations
 
@@ -178,7 +178,7 @@ def test_evaluation_runs_on_the_cpu() -> None:
 def in_a_new_process(program: str) -> Any:
     """What it prints."""
     tests = str(Path(__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*PYTHON, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
     assert not done.returncode, done.stderr
     return json.loads(done.stdout)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from docs.measured import NOTHING, TABLE, measured
 from docs.messages import messages
 
 import plesio as ps
+from support.programs import PYTHON
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -32,7 +32,7 @@ def test_the_code_of_a_page_compiles(page: Path) -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
+    command = [*PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "start.html").exists()
@@ -42,7 +42,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
     code = blocks_of(DOCS / "start.md")[0]
     (tmp_path / "first.py").write_text(code)
-    done = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*PYTHON, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "worker 1 died" in done.stdout
     assert "accuracy" in done.stdout

@@ -24,6 +24,7 @@ import plesio as ps
 from integration.test_docs import DOCS, blocks_of
 from plesio.sparse import MatrixFactorization, SkipGram
 from support import loops
+from support.programs import PYTHON
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
 SIMULATED_SITES = ps.Simulated(ps.Cluster.preset("uniform", 3))
@@ -249,7 +250,7 @@ def as_program(code: str) -> None:
 
 
 def in_process(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
 
 

@@ -18,6 +18,7 @@ import safetensors.torch
 
 import plesio as ps
 from plesio.cli.main import main
+from support.programs import PYTHON
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS, FASHION, DLRM, TOWERS = (str(EXAMPLES / f"{name}.py") for name in ("digits", "fashion", "dlrm", "two_tower"))
@@ -30,7 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_digits_run_as_a_program() -> None:
-    done = subprocess.run([sys.executable, DIGITS], capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run([*PYTHON, DIGITS], capture_output=True, text=True, timeout=90, check=True)
     assert done.stdout.startswith("async_sgd: accuracy 0.95 reached")
 
 
@@ -171,6 +172,6 @@ def test_sites_of_the_example_go_on_without_those_that_are_killed(
 
 def test_islands_train_together() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "islands.py")], capture_output=True, text=True, timeout=110, check=True
+        [*PYTHON, str(EXAMPLES / "islands.py")], capture_output=True, text=True, timeout=110, check=True
     )
     assert float(re.search(r"accuracy (\S+)", done.stdout)[1]) > 0.9  # type: ignore[index]

@@ -25,6 +25,7 @@ from plesio.observe.summary import Incident
 from plesio.watch.process import live_page
 from support import loops, remote
 from support.browser import FOUND, Browser, browser
+from support.programs import PYTHON
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("one-straggler", 4))
 WAIT_S = 30.0
@@ -139,7 +140,7 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_ask
     script.write_text(SCRIPT.format(runs=str(tmp_path / "runs")))
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*PYTHON, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     try:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.programs import PYTHON
+
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/choose.md", "docs/start.md", "docs/simulate.md")
 SHOWN = "".join((ROOT / page).read_text() for page in PAGES)
@@ -40,7 +42,7 @@ def test_a_command_runs(tmp_path: Path, command: str) -> None:
     (tmp_path / "first.py").write_text(FIRST)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     typed = shlex.split(command, comments=True)[1:] + (["--budget-s", "3"] if "compare" in command else [])
-    program = [sys.executable, "-c", "from plesio.cli import app; app()"]
+    program = *PYTHON, "-c", "from plesio.cli import app; app()"
     done = subprocess.run([*program, *typed], cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import plesio as ps
 from plesio.config import RunConfig
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
+from support.programs import PYTHON
 
 Setting = Callable[[], object]
 
@@ -175,8 +175,8 @@ def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helping.py").write_text(HELPING)
     started = {
-        "python": [sys.executable, "script.py"],
-        "plesio run": [sys.executable, "-m", "plesio", "run", "script.py", "--workers", "2", "--strategy", "async_sgd"],
+        "python": [*PYTHON, "script.py"],
+        "plesio run": [*PYTHON, "-m", "plesio", "run", "script.py", "--workers", "2", "--strategy", "async_sgd"],
     }[command]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
@@ -231,7 +231,7 @@ def test_a_training_function_may_set_them(command: str, tmp_path: Path) -> None:
     run = ["-m", "plesio", "run", "script.py", "--workers", "1"] if command == "plesio run" else ["-"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     given: dict[str, Any] = {"input": INSIDE, "capture_output": True, "text": True, "timeout": 90}
-    done = subprocess.run([sys.executable, *run], cwd=tmp_path, env=environment, **given)
+    done = subprocess.run([*PYTHON, *run], cwd=tmp_path, env=environment, **given)
     assert done.returncode == 0, done.stderr
     assert "as set" in done.stdout
 

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import tomllib
 import warnings
 from functools import partial, wraps
@@ -27,6 +26,7 @@ from plesio.observe.summary import Summary
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.model import describe
 from support import loops
+from support.programs import PYTHON
 
 SGDS = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
@@ -81,7 +81,7 @@ if __name__ == "__main__":
 def test_momentum_without_look_ahead_warns_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WARNED)
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    script = [sys.executable, str(tmp_path / "script.py")]
+    script = [*PYTHON, str(tmp_path / "script.py")]
     said = subprocess.run(script, env=paths, capture_output=True, text=True, timeout=60, check=True).stderr
     assert said.count("NAdam: no look-ahead is known for it, so async_sgd folds it plainly") == 1
 
@@ -121,7 +121,7 @@ def test_sys_argv_reaches_train_evaluate_and_their_imports(tmp_path: Path) -> No
     """Arguments outside UTF-8, too."""
     (tmp_path / "script.py").write_text(PARSING)
     (tmp_path / "options.py").write_text(OPTIONS)
-    script = [sys.executable, str(tmp_path / "script.py"), "--lr", "0.25", "--data", os.fsdecode(b"caf\xe9")]
+    script = [*PYTHON, str(tmp_path / "script.py"), "--lr", "0.25", "--data", os.fsdecode(b"caf\xe9")]
     assert subprocess.run(script, capture_output=True, text=True, timeout=60, check=True).stdout == "0.25 0.25\n"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.programs import PYTHON
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BOTH = """
@@ -21,7 +22,7 @@ if __name__ == "__main__":
 def lines() -> list[str]:
     """What `walk.py` prints."""
     done = subprocess.run(
-        [sys.executable, "-c", BOTH], cwd=BENCHMARKS, capture_output=True, text=True, timeout=100, check=True
+        [*PYTHON, "-c", BOTH], cwd=BENCHMARKS, capture_output=True, text=True, timeout=100, check=True
     )
     return done.stdout.splitlines()
 
