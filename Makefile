@@ -5,19 +5,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+USED := $(VENV)/.set-up-to-use
+# Modules are compiled when they are first imported: most never are.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: setup demo test docs test-all test-long test-ray chaos torture lint types rooms unit bench dist clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What the demo takes; the rest, for those who change plesio, is five times as much.
+$(USED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plesio needs Python 3.11 or later; try make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e '.[examples]'
+	touch $(USED)
+
+$(STAMP): $(USED)
+	$(PIP) -e '.[dev]'
 	touch $(STAMP)
 
-demo: setup
+demo: $(USED)
 	$(BIN)/plesio demo
 
 # make test ROOM=server: only the tests that import from src/plesio/server; so with test-all.
@@ -34,9 +43,8 @@ types: setup
 rooms: setup
 	$(BIN)/lint-imports
 
-# Processes that the tests start compile nothing anew, whatever the shell says. Stealing mixes tests that wait with those that
-# compute, and leaves a file's tests together. Kernels are compiled before, once for all processes.
-unit test-all test-long: export PYTHONDONTWRITEBYTECODE =
+# Stealing mixes tests that wait with those that compute, and leaves a file's tests together. Kernels are compiled before, once for
+# all processes.
 PYTEST = PYTHONPATH=tests $(BIN)/python -m support.warm && \
 	files=$$($(if $(ROOM),PYTHONPATH=tests $(BIN)/python -m support.rooms $(ROOM))) && \
 	$(BIN)/python -m pytest -q -n $(if $(ROOM),6,3) --dist worksteal $$files
@@ -57,7 +65,7 @@ docs: setup
 
 # Ray takes half a gigabyte, and these tests minutes.
 test-ray: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PIP) -e '.[ray]'
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m pytest -q -n 0 -m ray tests/on_ray
 
 chaos: setup
