@@ -45,6 +45,12 @@ def start() -> None:
     os.environ[ADDRESS] = address
 
 
+def behind(stand_in: int) -> int:
+    """The process that a stand-in stands for, once that has printed something. It is its name in the process table."""
+    with open(f"/proc/{stand_in}/comm") as name:
+        return int(name.read())
+
+
 def send(line: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
     socket.send_fds(line, [pickle.dumps(message)], descriptors)
 
@@ -64,6 +70,8 @@ def stand_in() -> None:
     send(line, (sys.argv[1:], dict(os.environb), (0, 1, 2)), [os.open(".", os.O_RDONLY), 0, 1, 2])
     program, _ = receive(line)
     if program is not None:
+        with open("/proc/self/comm", "w") as name:
+            name.write(str(program))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda number, _: os.kill(program, number))
     status, _ = receive(line)
