@@ -14,6 +14,7 @@ import pytest
 
 from plesio.cli import demo
 from plesio.cli.main import ORDER, main
+from support.programs import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ def test_the_tab_key_completes_commands_options_and_names(tmp_path: Path) -> Non
 )
 def test_completion_is_there_for_other_shells(shell: str, file: str, tmp_path: Path) -> None:
     home = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    asked = [sys.executable, "-m", "plesio", "--install-completion", shell]
+    asked = [*PYTHON, "-m", "plesio", "--install-completion", shell]
     told = subprocess.run(asked, env=home, capture_output=True, text=True, timeout=60, check=True).stdout
     assert told.startswith(f"{shell} completion installed in {tmp_path / file}\n")
     assert f"_PLESIO_COMPLETE=complete_{shell}" in (tmp_path / file).read_text()
@@ -101,7 +102,7 @@ def test_completion_is_there_for_other_shells(shell: str, file: str, tmp_path: P
 
 def test_a_home_that_cannot_be_written_is_told_in_a_line() -> None:
     home = {**os.environ, "HOME": "/proc", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    asked = [sys.executable, "-m", "plesio", "--install-completion", "bash"]
+    asked = [*PYTHON, "-m", "plesio", "--install-completion", "bash"]
     done = subprocess.run(asked, env=home, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert re.fullmatch(

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -347,7 +346,7 @@ def test_a_port_in_use_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
             ([str(tmp_path), "--host", "no.such.host.invalid"], "give another --port (0 takes any), or another --host"),
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "plesio", "watch", *arguments], capture_output=True, text=True, timeout=60
+                [*PYTHON, "-m", "plesio", "watch", *arguments], capture_output=True, text=True, timeout=60
             )
             assert (done.returncode, done.stdout) == (2, "")
             assert words in done.stderr

@@ -10,8 +10,8 @@ stand-in hands signals on, and ends in the same way; when it is killed, so is th
 
 How a program differs from one of `sys.executable`: it is no descendant of the test's process; modules are imported already, so
 variables that libraries read at import, such as OMP_NUM_THREADS, do nothing, nor do Python's own but for PYTHONPATH and
-PYTHONIOENCODING; it needs all standard streams, and takes no options of the interpreter (-X, -W). Tests of these, and of the
-start itself, use `sys.executable`.
+PYTHONIOENCODING; it needs all standard streams, takes no options of the interpreter (-X, -W), and takes no modules to pieces at
+its end. Tests of these, and of the start itself, use `sys.executable`.
 """
 
 import gc
@@ -175,8 +175,7 @@ def begin(asked: tuple, descriptors: list[int], path: list[str]) -> Callable[[],
     os.environb.clear()
     os.environb.update(environment)
     like_new()
-    run = run_of(arguments, path)
-    return run if twin else lambda: [run(), os._exit(0)]  # the end of an interpreter takes half a second
+    return run_of(arguments, path)
 
 
 def hand_out(twin: int, line: socket.socket) -> None:
@@ -262,7 +261,26 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
+def end_of(run: Callable[[], object]) -> None:
+    """Do it and end as Python does, but take no modules to pieces, which takes half a second."""
+    import atexit
+    import threading
+
+    code: object = None
+    try:
+        run()
+    except SystemExit as error:
+        code = error.code
+        if not isinstance(code, int | None):
+            raise
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((code or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     if sys.flags.isolated:
         stand_in()
-    warm(*sys.argv[1:])()  # from here, a program's end is Python's own
+    end_of(warm(*sys.argv[1:]))  # what an exception does is left to Python

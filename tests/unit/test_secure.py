@@ -7,7 +7,6 @@ import socket
 import ssl
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from plesio.transport.connect import accept, is_here
 from plesio.transport.secure import Credentials, ProofError, credentials, secured
 from plesio.transport.socket_wire import HEAD, SocketWire
 from plesio.transport.wire import Frame, Kind
+from support.programs import PYTHON
 
 TOKEN = "0123456789abcdef of the tests"
 IN_THE_CLEAR = Credentials(None)
@@ -315,7 +315,7 @@ def test_what_is_no_host_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_the_command_says_what_to_do_with_them(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "plesio", "certs", str(tmp_path / "certs"), "--host", "node1", "--host", "node2"]
+    command = [*PYTHON, "-m", "plesio", "certs", str(tmp_path / "certs"), "--host", "node1", "--host", "node2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/certs/node2: copy it to node2, and pass certs='{tmp_path}/certs/node2' there" in done.stdout
