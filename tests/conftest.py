@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
+from support.first import pytest_collection_modifyitems  # noqa: F401  a hook
 
 PAUSES = ("support.pauses",) if os.environ.get("PLESIO_PAUSES") else ()
 pytest.register_assert_rewrite("support")
