@@ -13,7 +13,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
-from support.first import pytest_collection_modifyitems  # noqa: F401  a hook
 
 PAUSES = ("support.pauses",) if os.environ.get("PLESIO_PAUSES") else ()
 pytest.register_assert_rewrite("support")
@@ -34,3 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if not hasattr(config, "workerinput"):  # which xdist's processes have
         programs.start()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from support.first import sort  # after it is registered
+
+    sort(items)

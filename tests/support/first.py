@@ -23,7 +23,7 @@ def changes() -> Counter[Path]:
     return Counter(ROOT / name for name in listed.stdout.splitlines())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def sort(items: list[pytest.Item]) -> None:
     """The files in that order, dealt to the processes: each begins with a block of the list that is as long as the others'."""
     often = changes()
     files = sorted({item.path for item in items}, key=lambda path: (-often[path], path))
