@@ -146,7 +146,7 @@ def reductions(*, to_plain: bool) -> list[tuple[str, str, Settings]]:
 ROWS: dict[str, Row] = {
     "allreduce": Row(
         answers=("every step", "gradient", "round of all", "after the fold", "all-reduce"),
-        settings={"over": "torch"},  # in memory: integration/test_allreduce_habits
+        settings={"over": "torch"},  # in memory: integration/test_habits
         reduces_to={PLAIN: {}, "sync_sgd": {"over": "torch"}},
         golden=(
             (
