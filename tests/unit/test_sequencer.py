@@ -1,7 +1,7 @@
 """The sequencer's promises, under random events, against a referee that knows only the promises.
 
 `support.cluster` plays the workers and the network, `support.referee` checks what the sequencer decides. Direct examples of
-single behaviours: `test_sequencer_rounds.py`, `..._free.py`, `..._faults.py`, `..._data.py`, and `test_weights.py`.
+single behaviours: `test_sequencer_stories.py` and `test_weights.py`.
 """
 
 from __future__ import annotations
