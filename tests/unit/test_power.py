@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -34,18 +33,3 @@ def test_a_verdict_names_the_first_test_that_failed() -> None:
     assert not power.judged(2, "", 2.0).by
     with pytest.raises(SystemExit, match="pytest ran no test"):
         power.judged(5, "no tests ran", 2.0)
-
-
-def test_verdicts_are_kept_for_the_same_arguments(tmp_path: Path) -> None:
-    path = tmp_path / "verdicts.json"
-    power.Known(path, ["-q"]).add(3, verdict := power.Verdict("test_a", "", 1.0))
-    assert power.Known(path, ["-q"]).verdicts == {3: verdict}
-    with pytest.raises(SystemExit, match="other pytest arguments: -q"):
-        power.Known(path, ["-v"])
-
-
-def test_pytest_that_is_not_over_in_time_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "test_forever.py").write_text("import signal\ndef test_forever():\n    signal.pause()\n")
-    assert power.run(tmp_path, ["-q", "-p", "no:cacheprovider"], 0.5).why_not == "not over"
-    held = subprocess.run(["pgrep", "-f", str(tmp_path)], check=False, capture_output=True)
-    assert not held.stdout

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import random
-import signal
-import struct
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -249,72 +244,3 @@ def test_a_turn_that_kills_twice_is_known_by_its_place() -> None:
     while spare.next_turn() is not None:
         pass
     assert spare.place == place not in places
-
-
-# A process that is killed for real
-
-NUMBER = struct.Struct("<qq")
-NUMBERS = 4000
-KILLS = 25
-UNTIL_S = 60.0
-
-
-def work(log: RecoveryLog, inbox: int, outbox: int) -> None:
-    """Answer each number that comes by itself and how many came before it."""
-    log.recover()
-    rest, answered = b"", 0
-    while True:
-        if log.next_turn() is None:
-            log.turn(inbox, time.monotonic())
-        rest += log.read(inbox)
-        while len(rest) >= 8:
-            number, rest = int.from_bytes(rest[:8], "little"), rest[8:]
-            log.once(partial(os.write, outbox, NUMBER.pack(answered, number)))
-            answered += 1
-
-
-def forked(*arguments: Any) -> int:
-    child = os.fork()
-    if not child:
-        try:
-            work(*arguments)
-        finally:
-            os._exit(1)
-    return child
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_while_it_reads_and_answers_it_loses_and_doubles_nothing(seed: int) -> None:
-    rng = random.Random(seed)
-    log = RecoveryLog()
-    log.begin()
-    log.counts()
-    inbox, pipe = os.pipe()
-    answers, outbox = os.pipe()
-    for descriptor in (pipe, answers, inbox):
-        os.set_blocking(descriptor, descriptor == inbox)
-    asked = b"".join(number.to_bytes(8, "little") for number in rng.choices(range(1 << 60), k=NUMBERS))
-    sent, got, kills, until_s = 0, b"", 0, time.monotonic() + UNTIL_S
-    child = forked(log, inbox, outbox)
-    while len({NUMBER.unpack_from(got, at)[0] for at in range(0, len(got), NUMBER.size)}) < NUMBERS:
-        assert time.monotonic() < until_s, "it hangs"
-        share = NUMBERS * 8 * (kills + 1) // KILLS  # so that it is at work when it is killed
-        if sent < share:
-            sent += os.write(pipe, asked[sent : min(share, sent + rng.randint(16, 4000))])
-        time.sleep(0.002 * rng.random() ** 2)
-        with suppress(BlockingIOError):
-            got += os.read(answers, 1 << 16)
-        if kills < KILLS and rng.random() < 0.2:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            kills += 1
-            child = forked(log, inbox, outbox)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    told = [NUMBER.unpack_from(got, at) for at in range(0, len(got), NUMBER.size)]
-    by_place = dict(told)
-    assert len(set(told)) == len(by_place) == NUMBERS
-    assert b"".join(by_place[at].to_bytes(8, "little") for at in range(NUMBERS)) == asked
-    assert len(told) - NUMBERS <= kills == KILLS
-    for descriptor in (inbox, pipe, answers, outbox):
-        os.close(descriptor)

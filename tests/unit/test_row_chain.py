@@ -186,28 +186,6 @@ def test_a_chain_is_begun_anew_when_it_is_long(tmp_path: Path, monkeypatch: pyte
     assert links == [2, 4, 6, 2, 4]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_checkpoints_may_be_deleted_in_any_order(order: tuple[int, ...], tmp_path: Path) -> None:
-    tables = Tables(tmp_path, keep=3)
-    tables.step([*range(1000)], [1])
-    paths, rows, clocks = [], [], []
-    for step in range(3):
-        tables.step([step], [step])
-        paths.append(tables.save())
-        rows.append(tables.kept())
-        clocks.append(tables.clock)
-    left = [0, 1, 2]
-    for gone in order:
-        shutil.rmtree(paths[gone])
-        left.remove(gone)
-        for one in left:
-            assert same(restored(read(paths[one]).tables(), clocks[one]), rows[one])
-    tables.step([3])
-    assert same(restored(read(tables.save()).tables(), tables.clock), tables.kept()), (
-        "all rows again, since there is nothing to go on from"
-    )
-
-
 def test_a_folder_that_was_copied_stands_by_itself(tmp_path: Path) -> None:
     tables = Tables(tmp_path / "here")
     tables.step([*range(1000)], [1])
@@ -292,6 +270,7 @@ def test_a_key_that_got_a_row_waits_no_longer() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_rows_in_slices_are_all_rows() -> None:
     store = Store(SPECS[0])
     keys = np.arange(2 * COPIED + 5)

@@ -427,8 +427,26 @@ the phase that was asked for last counts | phases(async_sgd, sync_sgd, bounded_s
     push 2 -> fold v6 [2#2 tau2 1.00] lr 0.33; phase 2; go 0#2@v6 freed; go 1#2@v6 tau1 freed; go 2#2@v6 tau2
 """
 
+# How far a contribution moves the weights
 
-ALL = [one for text in (DATA, SILENT_OR_TWICE, FREE, ROUNDS, LEAST, SWITCHED) for one in stories(text)]
+WEIGHTS = """
+samples set the shares and not the scale | local_sgd(every=0.3s) | 2 workers
+    push 0 samples=300, push 1 samples=100 -> fold v1 [0#1 tau0 0.75, 1#1 tau0 0.25] lr 1.00; go 0#1@v1 freed;
+        go 1#1@v1
+work without known samples counts by steps | local_sgd(every=1s) | 2 workers
+    push 0 samples=0 steps=9, push 1 samples=0 steps=3 -> fold v1 [0#1 tau0 0.75, 1#1 tau0 0.25] lr 1.00;
+        go 0#1@v1 freed; go 1#1@v1
+staleness weights set shares and scale | buffered(k=2, weigh=polynomial) | 4 workers
+    push 0 -> hold 0#1 x 1.00; go 0#1@v0
+    push 0 -> hold 0#2 x 1.00; fold v1 [0#1 tau0 0.50, 0#2 tau0 0.50] lr 0.50 held of 2.00; go 0#2@v1
+    push 0 -> hold 0#3 x 1.00; go 0#3@v1
+    push 1 -> hold 1#1 x 0.71; fold v2 [0#3 tau0 0.59, 1#1 tau1 0.41] lr 0.43 held of 1.71; go 1#1@v2 tau1
+the scale counts the workers asked for | async_sgd | 4 workers
+    die 3, push 0 -> fold v1 [0#1 tau0 1.00] lr 0.25; go 0#1@v1
+"""
+
+
+ALL = [one for text in (DATA, SILENT_OR_TWICE, FREE, ROUNDS, LEAST, SWITCHED, WEIGHTS) for one in stories(text)]
 
 
 @pytest.mark.parametrize("story", ALL, ids=lambda one: f"{one.name}, {one.strategy.name}")

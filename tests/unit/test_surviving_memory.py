@@ -57,7 +57,7 @@ from plesio.tensors.tensor_set import bits
 from plesio.transport.held import Held
 from support import loops
 from support.deaths import dies, goes_on, lines_of
-from support.long_forms import but_slow
+from support.long_forms import but_thorough
 
 WORKERS, SEATS = 3, 4
 TRACED = [
@@ -374,23 +374,15 @@ CASES = {
 QUICK = [
     "momentum, in rounds",
     "Adam",
-    "unknown",
-    "look-ahead, AdamW",
     "look-ahead, held",
-    "gap aware",
-    "first of, called off",
     "with buffers",
     "packed",
-    "elastic",
-    "half precision, means",
     "large, look-ahead",
-    "large, half precision",
     "phases, AdamW",
-    "phases, outer optimizers",
 ]
 
 
-@pytest.mark.parametrize("name", but_slow(CASES, QUICK))
+@pytest.mark.parametrize("name", but_thorough(CASES, QUICK))
 def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if [*CASES].index(name) % 2:  # as of a large model
         monkeypatch.setattr(surviving, "LARGE_BYTES", 0)
@@ -553,7 +545,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", but_slow(PLANTED, ["acknowledged first", "nothing kept"]))
+@pytest.mark.parametrize("name", but_thorough(PLANTED, ["nothing kept"]))
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, where = Case(DANA), [*TRACED[:1], str(Path(__file__))]
     plan, stands, per_act = planned(case, 30, 0, where)

@@ -28,6 +28,7 @@ from plesio.tables import life, rows, undo
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import Store, load_kernels
 from support.deaths import dies, goes_on, lines_of
+from support.long_forms import but_thorough
 from support.row_server import Act, Server
 
 ROOMS = Path(plesio.__file__).parent
@@ -125,7 +126,7 @@ def survived(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("many", [6, 1500])  # so many that the index is split
+@pytest.mark.parametrize("many", but_thorough([6, 1500], [6]))  # so many that the index is split
 def test_goes_on_to_the_bit(at_once: bool, many: int) -> None:
     for seed in range(3):
         plan, stands, per_act = planned(at_once, many, 30, seed)
@@ -143,6 +144,7 @@ def test_goes_on_to_the_bit_in_many_seeds(first: int) -> None:
         assert survived(at_once, many, plan, per_act, seed)[0] == stands, seed
 
 
+@pytest.mark.thorough
 def test_a_fold_that_is_killed_anywhere_in_machine_code_is_taken_back() -> None:
     """Rows step, are born, expire and are counted; then the same fold is done as if nothing had been."""
     spec = TableSpec("ids", 16, ps.RowAdagrad(0.1), scale=0.1, admit=ps.Seen(2), expire=ps.Unused(2))
@@ -197,6 +199,7 @@ def killed_within(do: Callable[[], None], store: Store, seconds: float) -> None:
 # Any line of a kernel: they run as plain Python then, in a process of their own
 
 
+@pytest.mark.thorough
 def test_dies_at_any_line_of_a_kernel() -> None:
     told = as_plain_python(range(2))
     assert told["wrong"] == []
@@ -266,13 +269,6 @@ def nothing_taken_back(self: Store) -> None:
     """What was begun is done on top of what is there."""
 
 
-def keys_of_the_slot(self: SurvivingRows, *about: Any) -> Served:
-    """They are read when rows step."""
-    one, (serve, table, at, count) = FAITHFUL(self, *about), about
-    laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
-    return one._replace(laid=one.laid._replace(keys=laid.keys))
-
-
 def keys_of_one_place(self: SurvivingRows, serve: Any, *about: Any) -> Served:
     """All contributions of a worker have their keys copied to the same one."""
     one, (table, at, count) = FAITHFUL(self, serve, *about), about
@@ -280,11 +276,6 @@ def keys_of_one_place(self: SurvivingRows, serve: Any, *about: Any) -> Served:
     if not self._log.recovering:
         keys[:] = one.laid.keys
     return one._replace(laid=one.laid._replace(keys=keys))
-
-
-def forgotten_at_once(self: SurvivingRows) -> int:
-    """Read and cleared before it is on record."""
-    return self._log.once(lambda: sum(store.take_checksum() for store in self.stores) % (1 << 64))
 
 
 def never_forgotten_again(self: SurvivingRows) -> int:
@@ -297,38 +288,15 @@ def never_forgotten_again(self: SurvivingRows) -> int:
     return found
 
 
-def served_again(self: SurvivingRows, serve: Any, table: int, at: int, count: int) -> Served:
-    """Values are laid while there is a log, of rows that have stepped since."""
-    laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
-    keys = self._keys.of(serve.worker, serve.number, table).keys[at : at + count]
-    keys[:] = laid.keys
-    laid = laid._replace(keys=keys)
-    return Served(table, laid, self.stores[table].pull(keys, laid.values), self.clock)
-
-
-def acknowledged_first(self: SurvivingRows, act: Callable[[Any], None], effect: Any) -> None:
-    """On record before it is done."""
-    if self._log.recovering:
-        THROUGH(self, act, effect)
-        return
-    self._done += 1
-    self._log.once(lambda: [self._oldest, []])
-    act(effect)
-
-
-FAITHFUL, THROUGH = SurvivingRows._lay, SurvivingRows._through
+FAITHFUL = SurvivingRows._lay
 PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nothing is taken back": (Store, "take_back", nothing_taken_back),
-    "keys are read when rows step": (SurvivingRows, "_lay", keys_of_the_slot),
     "keys are copied to one place": (SurvivingRows, "_lay", keys_of_one_place),
-    "marks are cleared before they are on record": (SurvivingRows, "take_checksum", forgotten_at_once),
     "marks are read twice": (SurvivingRows, "take_checksum", never_forgotten_again),
-    "rows are served again": (SurvivingRows, "_lay", served_again),
-    "acknowledged first": (SurvivingRows, "_through", acknowledged_first),
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", but_thorough(PLANTED, ["nothing is taken back", "keys are copied to one place"]))
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [planned(at_once, 6, 30, 4, OWN) for at_once in (True, False)]
     monkeypatch.setattr(*PLANTED[name])

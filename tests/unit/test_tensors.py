@@ -108,14 +108,6 @@ def test_a_mean_keeps_frozen_parameters_and_takes_the_largest_count() -> None:
     assert int(count) == 4
 
 
-def test_the_mean_of_one_equals_it_bit_for_bit() -> None:
-    layout = Layout(MODEL)
-    part, out = Arena.private(layout), Arena.private(layout)
-    part.views[0].normal_()
-    mean_into(out, [part], [1.0])
-    assert torch.equal(out.views[0], part.views[0])
-
-
 def test_equal_shares_are_summed_then_divided() -> None:
     """Bit for bit as torch averages over workers."""
     layout = Layout(MODEL)
@@ -261,35 +253,22 @@ def test_a_ring_never_hands_out_a_pinned_buffer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_is_finite_finds_nan_and_infinity(dtype: torch.dtype, bad: float) -> None:
-    values = torch.randn(1001).to(dtype)
-    assert is_finite(values)
-    values[777] = bad
-    assert not is_finite(values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [1, 16, PIECE, 2 * PIECE + 5, SMALL, SMALL + 1])
 def test_finite_check_finds_a_bad_number_anywhere(dtype: torch.dtype, numel: int) -> None:
     others = torch.ones(7)
     values = torch.randn(numel).to(dtype)
-    check = FiniteCheck([others, torch.arange(3), values])
+    check = FiniteCheck([others, torch.arange(3), values, torch.full((100,), 3e38)])  # large, and finite
     for place in {0, numel // 2, numel - 1}:
         for bad in (float("nan"), float("inf"), -float("inf")):
             assert check()
+            assert is_finite(values)
             good = values[place].clone()
             values[place] = bad
             assert not check()
+            assert not is_finite(values)
             values[place] = good
     others[3] = float("nan")
     assert not check()
-
-
-def test_large_finite_numbers_are_finite() -> None:
-    assert is_finite(torch.full((100,), 3e38))
-    assert FiniteCheck([torch.full((100,), 3e38), torch.full((100,), 1e300, dtype=torch.float64)])()
-    assert not is_finite(torch.tensor([float("inf"), -float("inf")]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -17,6 +17,7 @@ from plesio.tensors.adam import LARGEST, MEAN, SQUARE, begin, count, numbers_of
 from plesio.tensors.arena import Kind, Layout, TensorSpec
 from plesio.tensors.one_pass import Ahead, Pass, kernels
 from plesio.tensors.undo import Undo
+from support.long_forms import but_thorough
 
 SIZE = 1_300_000  # so that a pass takes a few milliseconds, and a second thread takes part
 KINDS = ("sgd", "adam", "amsgrad")
@@ -71,7 +72,7 @@ class Step:
         return [tensor.numpy().tobytes() for tensor in self.tensors]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", but_thorough(KINDS, ["adam"]))
 def test_killed_in_a_pass_again_and_again(kind: str) -> None:
     module = kernels()
     assert module is not None
@@ -79,7 +80,7 @@ def test_killed_in_a_pass_again_and_again(kind: str) -> None:
     began_s = time.monotonic()
     gaps = plain.take(0)
     took_s, wanted, inside = time.monotonic() - began_s, plain.stands(), 0
-    for effect in range(1, 13):
+    for effect in range(1, 9):
         step.begin_anew()
         for _ in range(rng.randrange(1, 5)):
             if not (child := os.fork()):
@@ -90,4 +91,4 @@ def test_killed_in_a_pass_again_and_again(kind: str) -> None:
             inside += os.waitpid(child, 0)[1] == signal.SIGKILL
         assert step.take(effect) == gaps
         assert step.stands() == wanted
-    assert inside > 5
+    assert inside > 3

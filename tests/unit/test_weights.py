@@ -18,7 +18,6 @@ from plesio.strategy.answers import (
     Hinge,
     Inverse,
     Polynomial,
-    Seconds,
     UserOptimizer,
     Weigh,
 )
@@ -90,37 +89,6 @@ def test_weights_receive_version_and_progress() -> None:
     ]
 
 
-def test_samples_set_the_shares_and_not_the_scale() -> None:
-    run = Run(recipes.local_sgd(Seconds(0.3)), workers=2)
-    run.push(0, samples=300)
-    (fold,) = only(Fold, run.push(1, samples=100))
-    assert [member.share for member in fold.members] == [0.75, 0.25]
-    assert fold.scale == 1.0
-
-
-def test_staleness_weights_set_shares_and_scale() -> None:
-    run = Run(recipes.buffered(2, weigh="polynomial"), workers=4)
-    run.push(0)
-    run.push(0)
-    run.push(0)
-    (fold,) = only(Fold, run.push(1))
-    fresh, stale = 1.0, 2**-0.5
-    assert fold.total_weight == pytest.approx(fresh + stale)
-    assert [member.share for member in fold.members] == pytest.approx(
-        [fresh / (fresh + stale), stale / (fresh + stale)]
-    )
-    assert fold.scale == pytest.approx(2 / 4 * (fresh + stale) / 2)
-
-
-def test_an_async_step_is_scaled_by_its_weight() -> None:
-    run = Run(recipes.async_sgd(weigh="inverse"), workers=2)
-    for _ in range(4):
-        run.push(0)
-    (fold,) = only(Fold, run.push(1))
-    assert fold.members[0].share == 1.0
-    assert fold.scale == pytest.approx(1 / 2 * 1 / 4)
-
-
 @pytest.mark.parametrize("weigh", [Inverse(), Polynomial(), Hinge(b=2), DelayAdaptive()], ids=repr)
 def test_every_staleness_weight_scales_the_step_down(weigh: Weigh) -> None:
     run = Run(recipes.async_sgd(weigh=weigh), workers=2)
@@ -137,12 +105,6 @@ def test_a_fold_of_k_of_n_is_scaled_by_k_over_n(folded: int, workers: int, expec
     assert UserOptimizer(lr_scale="full").scale(folded, workers) == 1.0
 
 
-def test_the_scale_counts_the_workers_asked_for() -> None:
-    run = Run(recipes.async_sgd(), workers=4)
-    run.die(3)
-    assert only(Fold, run.push(0))[0].scale == 1 / 4
-
-
 anything = st.floats(0.0, 1e308)
 weights = st.one_of(
     st.sampled_from([one() for one in get_args(Weigh)]),
@@ -156,12 +118,6 @@ def test_weights_are_positive_and_fall_with_staleness(weigh: Weigh, staleness: i
     weight = weigh.weight(Arrival(staleness, workers, samples, 0, 0.0))
     assert SMALLEST <= weight <= max(samples, 1)
     assert weight >= weigh.weight(Arrival(staleness + 1, workers, samples, 0, 0.0)), "who is later counts no more"
-
-
-def test_work_without_known_samples_counts_by_steps() -> None:
-    run = Run(recipes.local_sgd(every=Seconds(1.0)), workers=2)
-    (fold,) = only(Fold, run.push(0, samples=0, steps=9) + run.push(1, samples=0, steps=3))
-    assert [member.share for member in fold.members] == [0.75, 0.25]
 
 
 @settings(deadline=None)
