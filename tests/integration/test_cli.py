@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
 from plesio.config.until import Until
-from plesio.errors import ConfigurationError, StrategyError
+from plesio.errors import ConfigurationError
 from plesio.launch.result import Run
 from plesio.observe.summary import Summary
 from plesio.observe.tables import Failed, compare_table, render
@@ -111,23 +112,19 @@ def test_strategies_as_json_lists_every_answer(capsys: pytest.CaptureFixture[str
     assert all(one["idea"] and one["paper"] and len(one["answers"]) == 12 for one in entries.values())
 
 
-def test_strategies_does_not_import_torch() -> None:
-    code = "import sys; from plesio.cli.main import main; main(['strategies']); sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+@pytest.mark.parametrize("typed", ["strategies", "run missing.py --data shard"])
+def test_neither_a_list_nor_a_refusal_imports_torch(typed: str) -> None:
+    code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, *typed.split()]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("plesio 0.")
-    assert main([]) == 2
-    assert "compare" in capsys.readouterr().out
-    assert main(["compare", "--help"]) == 0
-    assert "--strategies" in capsys.readouterr().out
-    for command in ("compare", "strategies", "replay", "journal"):
-        assert main([command, "--help"]) == 0
-        out = capsys.readouterr().out
-        assert "bool" not in out
-        assert "--help" in out
+@pytest.mark.parametrize("command", ["compare", "strategies", "replay", "journal"])
+def test_each_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "bool" not in out
+    assert "--help" in out
 
 
 def test_docs_and_strategies_show_the_same_questions() -> None:
@@ -211,14 +208,12 @@ def test_a_deleted_working_directory_is_one_line(typed: str, tmp_path: Path) -> 
     assert done.stderr.startswith("plesio: the working directory is no longer there: it was deleted; change to one")
     assert done.stderr.count("\n") == 1
 
-
-def test_run_in_a_deleted_working_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with pytest.raises(ConfigurationError, match="the working directory is no longer there"):
-        runner.run(print, "async_sgd", workers=1)
+    with pytest.MonkeyPatch.context() as there:
+        gone.mkdir()
+        there.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(ConfigurationError, match="the working directory is no longer there"):
+            runner.run(print, "async_sgd", workers=1)
 
 
 # Strategies as words
@@ -227,17 +222,9 @@ def test_run_in_a_deleted_working_directory_is_refused(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("sync_sgd", "sync_sgd"),
         ("first_of(m=2)", "first_of(2)"),
-        ("first_of(2)", "first_of(2)"),
-        ("first_of", "first_of(3)"),
         (" buffered ( k = 3 ) ", "buffered(k=3)"),
-        ("local_sgd(every=16)", "local_sgd(every 16 steps)"),
-        ("local_sgd(every=0.3s)", "local_sgd(every 0.3 s)"),
-        ("local_sgd(every 0.3 s)", "local_sgd(every 0.3 s)"),
-        ("local_sgd(every 16 steps)", "local_sgd(every 16 steps)"),
         ("async_sgd(correct=plain, weigh='inverse')", "async_sgd(correct=plain, weigh=inverse)"),
-        ("bounded_staleness(4)", "bounded_staleness(4)"),
     ],
 )
 def test_strategies_are_parsed(text: str, name: str) -> None:
@@ -250,71 +237,7 @@ def test_strategy_names_parse_back_to_the_strategy() -> None:
         assert strategy_of(one.name, workers=4) == one
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("sink_sgd", "; known: "),
-        ("buffered(j=3)", "known: correct, k, lr_scale, rows, weigh"),
-        ("buffered(k=__import__('os'))", "whole number"),
-        ("buffered(k=", "NAME(key=value"),
-        ("buffered(1,2,3,4,5,6)", "write key=value"),
-        ("local_sgd(every=often)", "every=0.3s"),
-        ("local_sgd(every=0.3)", "every=0.3s"),
-    ],
-)
-def test_an_unparsable_strategy_names_the_known_ones(text: str, part: str) -> None:
-    with pytest.raises(StrategyError, match=part.replace("(", r"\(")):
-        strategy_of(text, workers=4)
-
-
 # run
-
-
-BAD_CHOICES = {
-    "--data": "plesio: unknown data 'shard'; known: leases, new, shards; did you mean 'shards'?",
-    "--on-worker-error": "plesio: unknown on_worker_error 'shard'; known: continue, raise",
-    "--on-nonfinite": "plesio: unknown on_nonfinite 'shard'; known: discard, raise; did you mean 'discard'?",
-}
-
-
-@pytest.mark.parametrize("command", ["run", "compare"])
-@pytest.mark.parametrize("option", BAD_CHOICES)
-def test_an_unknown_choice_is_refused_before_the_script_is_read(
-    option: str, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, "missing.py", option, "shard"]) == 2
-    assert capsys.readouterr().err.strip() == BAD_CHOICES[option]
-
-
-def test_a_refusal_does_not_import_torch() -> None:
-    code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "run", "missing.py", "--data", "shard"]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("typed", "words"),
-    [
-        ("--seed -1", "seed=-1: a whole number from 0 to "),
-        ("--workers 500", "workers=500: a whole number from 1 to 80"),
-        ("--timeout-s 0", "timeout_s=0.0: a number of seconds above 0"),
-        ("--evaluate-every-s nan", "evaluate_every_s=nan: a number of seconds above 0"),
-        ("--slow 0:0.5", "Slow(factor=0.5): factor must be at least 1 (10: ten times slower)"),
-        ("--slow 9:2", "--slow 9:2: there is no worker '9'; there are workers 0 to 3"),
-        ("--kill 0:-1", "Kill(after_s=-1.0): after_s must be a number of seconds of at least 0"),
-        ("--pace -1", "Pace(step_s=-1.0): step_s must be a number of seconds of at least 0"),
-        ("--pace 0.1 --jitter 3", "Pace(jitter=3.0): jitter must be a number of at least 0 and below 1"),
-        ("--checkpoint-every-s 0", "Checkpoint(every_s=0.0): every_s must be a number of seconds above 0"),
-        ("--resume nowhere", "resume='nowhere': there is no such folder; give the folder"),
-        ("--runs /dev/null/runs", "runs='/dev/null/runs' cannot be written: "),
-        ("--until steps=1.5", "Until(steps=1.5): steps must be a whole number of at least 1"),
-        ("--until samples=0", "Until(samples=0): samples must be a whole number of at least 1"),
-        ("--until accuracy=nan", "Until(accuracy=nan): accuracy must be a finite number"),
-    ],
-)
-def test_a_refusal_names_the_setting(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", script(), *typed.split()]) == 2
-    assert capsys.readouterr().err.startswith(f"plesio: {words}")
 
 
 def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -373,26 +296,12 @@ def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give replay the same: plesio replay RUN --function NAME -- ARGUMENTS" in capsys.readouterr().out
 
 
-def test_run_survives_a_killed_worker(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--workers", "2", "--pace", "0.005", "--kill", "1:0.1", "--budget-s", "0.5"]
-    assert main(["run", script(), *options]) == 0
-    assert "worker 1 died; the others go on" in capsys.readouterr().out
-
-
 def test_a_workers_exception_is_shown_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", script(first="raise ValueError('no disk')"), "--workers", "2"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("plesio: worker ")
     assert "raised ValueError: no disk" in error
     assert 'File "script.py", line ' in error
-
-
-def test_run_with_only_nan_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("nan.py").write_text("from support.loops import hopeless as train\n")
-    assert main(["run", "nan.py", "--workers", "1"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("plesio: nothing was trained: no contribution was finite (5 with")
-    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("who", [["server"], ["0", "1"]], ids=["server", "workers"])
@@ -500,8 +409,6 @@ def test_compare_repeats_each_strategy_with_other_seeds(capsys: pytest.CaptureFi
     assert "(the median of 3 runs)" in out
     repeats = json.loads(Path("table.json").read_text())["repeats"]
     assert [[run["strategy"] for run in runs] for runs in repeats] == [["sync_sgd"] * 3, ["async_sgd"] * 3]
-    assert main(["compare", script(), "--repeats", "0"]) == 2
-    assert "--repeats" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("full", ["--report", "--json"])
@@ -540,11 +447,6 @@ def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) ->
     assert out.count("failed: worker 0 raised ValueError: no disk") == 4
 
 
-def test_compare_refuses_a_target_metric_that_is_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", script(metric="error"), "--workers", "1", "--until", "accuracy=0.9"]) == 2
-    assert "until accuracy=0.9: unknown metric 'accuracy'; known: error" in capsys.readouterr().err
-
-
 def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     count = "Path('begun').open('a').write('x')"
     path = script(first=count, metric='accuracy" if Path("begun").read_text() == "x" else "error')
@@ -558,63 +460,85 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
 # What cannot be
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ("run nowhere.py", "there is no file nowhere.py"),
-        ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
-        ("run script.py --strategy asinc", "did you mean 'async_sgd'?"),
-        ("run script.py --strategy ddp", "unknown strategy 'ddp'; plesio calls it allreduce"),
-        ("run script.py --strategy hogwild!", "unknown strategy 'hogwild!'; plesio calls it hogwild"),
-        ("simulate script.py --cluster uniform --strategy ssp(s=2)", "plesio calls it bounded_staleness"),
-        ("compare script.py --strategies sync_sgd,asgd", "unknown strategy 'asgd'; plesio calls it async_sgd"),
-        (
-            "serve --strategy fsdp",
-            "plesio does not shard a model, each worker holds all of it; for a model that fits on one",
-        ),
-        (
-            "run script.py --strategy local_sgd(evry=3)",
-            "unknown setting of local_sgd 'evry'; known: codec, every, fragments, overlap, weigh; did",
-        ),
-        (
-            "run script.py --function fit",
-            "defines no function fit(worker); the functions it has: build, train, evaluate",
-        ),
-        ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: ahead, correct, lr_scale, weigh"),
-        ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
-        ("run script.py --workers 0", "workers=0: a whole number from 1 to 80"),
-        ("run script.py --workers many", "--workers"),
-        ("run script.py --slow 4:10", "there are workers 0 to 3"),
-        ("run script.py --slow fast", "write it like 0:10"),
-        ("run script.py --slow 0:0.5", "Slow(factor=0.5): factor must be at least 1"),
-        ("run script.py --kill 1", "write it like 1:2.5"),
-        ("run script.py --jitter 0.1", "give --pace too"),
-        ("run script.py --until accuracy", "write it like accuracy=0.95"),
-        ("run script.py --until seconds=5", "--budget-s 5"),
-        ("run script.py --budget-s 0", "a number of seconds above 0"),
-        ("run script.py --data halves", "known: leases, new, shards"),
-        ("run script.py --fast", "No such option: --fast"),
-        ("run", "Missing argument 'SCRIPT'"),
-        ("train script.py", "No such command 'train'; see plesio --help"),
-        ("compare script.py --strategies=", "no strategy is named; known: "),
-        ("join", "plesio join HOST:PORT SCRIPT, or --server"),
-        ("join 127.0.0.1:7070", "plesio join HOST:PORT SCRIPT, or --server"),
-        ("join 127.0.0.1:7070 script.py --server", "takes no script, and there is script.py"),
-        ("join 127.0.0.1:7070 nowhere.py", "there is no file nowhere.py"),
-        ("join nowhere.py", "there is no file nowhere.py"),
-        ("run .", ". is a folder; give a Python script that defines train(worker)"),
-        (
-            "run script.py --workers 1 --resume nosuch",
-            "resume='nosuch': there is no such folder; give the folder of a run",
-        ),
-        ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: "),
-        ("compare script.py --strategies ,", "no strategy is named"),
-        ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
-    ],
-)
-def test_invalid_arguments_are_one_line(arguments: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+REFUSED = [
+    ("run nowhere.py", "there is no file nowhere.py"),
+    ("run script.py --strategy asynch_sgd", "did you mean 'async_sgd'?"),
+    ("run script.py --strategy asinc", "did you mean 'async_sgd'?"),
+    ("run script.py --strategy ddp", "unknown strategy 'ddp'; plesio calls it allreduce"),
+    ("run script.py --strategy hogwild!", "unknown strategy 'hogwild!'; plesio calls it hogwild"),
+    ("simulate script.py --cluster uniform --strategy ssp(s=2)", "plesio calls it bounded_staleness"),
+    ("compare script.py --strategies sync_sgd,asgd", "unknown strategy 'asgd'; plesio calls it async_sgd"),
+    ("serve --strategy fsdp", "plesio does not shard a model, each worker holds all of it; for a model that fits on one"),
+    ("run script.py --strategy local_sgd(evry=3)", "unknown setting of local_sgd 'evry'; known: codec, every, fragments"),
+    ("run script.py --strategy buffered(j=3)", "known: correct, k, lr_scale, rows, weigh"),
+    ("run script.py --strategy buffered(k=__import__('os'))", "whole number"),
+    ("run script.py --strategy buffered(k=", "NAME(key=value"),
+    ("run script.py --strategy buffered(1,2,3,4,5,6)", "write key=value"),
+    ("run script.py --strategy local_sgd(every=often)", "every=0.3s"),
+    ("run script.py --strategy local_sgd(every=0.3)", "every=0.3s"),
+    ("run script.py --strategy sink_sgd", "; known: "),
+    ("run script.py --function fit", "defines no function fit(worker); the functions it has: build, train, evaluate"),
+    ("run script.py --set every=3", "unknown setting of async_sgd 'every'; known: ahead, correct, lr_scale, weigh"),
+    ("run script.py --strategy first_of --set m=9", "the first 9 of 4 workers will never come"),
+    ("run script.py --workers many", "--workers"),
+    ("run script.py --workers 500", "plesio: workers=500: a whole number from 1 to 80"),
+    ("run script.py --seed -1", "plesio: seed=-1: a whole number from 0 to "),
+    ("run script.py --timeout-s 0", "plesio: timeout_s=0.0: a number of seconds above 0"),
+    ("run script.py --evaluate-every-s nan", "plesio: evaluate_every_s=nan: a number of seconds above 0"),
+    ("run script.py --slow fast", "write it like 0:10"),
+    ("run script.py --slow 9:2", "plesio: --slow 9:2: there is no worker '9'; there are workers 0 to 3"),
+    ("run script.py --slow 0:0.5", "plesio: Slow(factor=0.5): factor must be at least 1 (10: ten times slower)"),
+    ("run script.py --kill 1", "write it like 1:2.5"),
+    ("run script.py --kill 0:-1", "plesio: Kill(after_s=-1.0): after_s must be a number of seconds of at least 0"),
+    ("run script.py --pace -1", "plesio: Pace(step_s=-1.0): step_s must be a number of seconds of at least 0"),
+    ("run script.py --pace 0.1 --jitter 3", "plesio: Pace(jitter=3.0): jitter must be a number of at least 0 and below 1"),
+    ("run script.py --jitter 0.1", "give --pace too"),
+    ("run script.py --checkpoint-every-s 0", "plesio: Checkpoint(every_s=0.0): every_s must be a number of seconds above 0"),
+    ("run script.py --resume nowhere", "plesio: resume='nowhere': there is no such folder; give the folder of a run"),
+    ("run script.py --runs /dev/null/runs", "plesio: runs='/dev/null/runs' cannot be written: "),
+    ("run script.py --until accuracy", "write it like accuracy=0.95"),
+    ("run script.py --until seconds=5", "--budget-s 5"),
+    ("run script.py --until steps=1.5", "plesio: Until(steps=1.5): steps must be a whole number of at least 1"),
+    ("run script.py --until samples=0", "plesio: Until(samples=0): samples must be a whole number of at least 1"),
+    ("run script.py --until accuracy=nan", "plesio: Until(accuracy=nan): accuracy must be a finite number"),
+    ("run script.py --budget-s 0", "a number of seconds above 0"),
+    ("run missing.py --data shard", "plesio: unknown data 'shard'; known: leases, new, shards; did you mean 'shards'?"),
+    ("compare missing.py --on-worker-error shard", "plesio: unknown on_worker_error 'shard'; known: continue, raise"),
+    ("run missing.py --on-nonfinite card", "plesio: unknown on_nonfinite 'card'; known: discard, raise; did you mean 'discard'?"),
+    ("run script.py --fast", "No such option: --fast"),
+    ("run", "Missing argument 'SCRIPT'"),
+    ("run .", ". is a folder; give a Python script that defines train(worker)"),
+    ("train script.py", "No such command 'train'; see plesio --help"),
+    ("join", "plesio join HOST:PORT SCRIPT, or --server"),
+    ("join 127.0.0.1:7070", "plesio join HOST:PORT SCRIPT, or --server"),
+    ("join 127.0.0.1:7070 script.py --server", "takes no script, and there is script.py"),
+    ("join 127.0.0.1:7070 nowhere.py", "there is no file nowhere.py"),
+    ("join nowhere.py", "there is no file nowhere.py"),
+    ("compare script.py --strategies=", "no strategy is named; known: "),
+    ("compare script.py --strategies ,", "no strategy is named"),
+    ("compare script.py --strategies sync_sgd,slow_sgd", "unknown strategy 'slow_sgd'; known: "),
+    ("compare script.py --report /proc/report.html", "/proc/report.html cannot be written"),
+    ("compare script.py --repeats 0", "--repeats"),
+    ("compare script.py --workers 1 --until error=0.9", "until error=0.9: unknown metric 'error'; known: accuracy"),
+    ("compare script.py --cluster uniform --slow 0:10", "--slow is for real processes"),
+    ("compare script.py --cluster uniform --kill 0:1", "--kill is for real processes"),
+    ("compare script.py --cluster uniform --pace 0.1", "--pace is for real processes"),
+    ("compare script.py --cluster nowhere", "a file nowhere was looked for"),
+    ("simulate script.py", "Missing option '--cluster'"),
+    ("simulate script.py --cluster one-stragler", "known: cross-region, heavy-tail, one-straggler, spot-market"),
+    ("simulate script.py --cluster one-stragler", "a file one-stragler was looked for, too: there is none"),
+    ("simulate script.py --cluster script.py", "cluster file script.py: "),
+    ("simulate script.py --cluster cluster.toml --workers 9", "a whole number from 1 to 8, the cluster's"),
+    ("simulate script.py --cluster uniform --workers 0", "workers=0: a whole number of at least 1"),
+    ("simulate script.py --cluster uniform --slow 0:10", "No such option: --slow"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "part"), REFUSED)
+def test_what_is_typed_wrong_is_refused_in_one_line(typed: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     script()
-    assert main(arguments.split()) == 2
+    shutil.copy(Path(__file__).parents[2] / "examples" / "cluster.toml", "cluster.toml")
+    assert main(typed.split()) == 2
     error = capsys.readouterr().err
     assert error.startswith("plesio: ")
     assert part in error
