@@ -95,8 +95,8 @@ a newer incarnation fences the older one | async_sgd
     die 0/1, push 0 -> fold v2 [0'2#2 tau0 1.00] lr 0.33; go 0#2@v2
 a repeated join is fenced and its worker keeps its seat | async_sgd
     push 0 -> fold v1 [0#1 tau0 1.00] lr 0.33; go 0#1@v1
-    join 0 -> go 0#0@v1
-    push 0 -> fold v2 [0'2#1 tau0 1.00] lr 0.33; go 0#1@v2
+    join 0/1 -> drop 0#0 fenced
+    push 0 -> fold v2 [0#2 tau0 1.00] lr 0.33; go 0#2@v2
 a push with a number far ahead is refused | async_sgd
     push 0 number=1000 -> drop 0#1000 duplicate
     push 0 -> fold v1 [0#1 tau0 1.00] lr 0.33; go 0#1@v1
