@@ -13,6 +13,7 @@ import plesio as ps
 WITHOUT = "import sys; sys.modules['ray'] = None\nimport plesio as ps\n"
 
 
+@pytest.mark.thorough
 def test_what_to_install_is_named() -> None:
     uses = "ps.ray.PlesioConfig('async_sgd')", "ps.run(print, 'sync_sgd', workers=2, engine=ps.Ray())"
     program = WITHOUT + "".join(f"try:\n    {use}\nexcept ImportError as error:\n    print(error)\n" for use in uses)

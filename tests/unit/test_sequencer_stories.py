@@ -53,6 +53,10 @@ reported versions are counted | hogwild | 2 workers
     report 0 versions=3 batches=2 -> done 2
     join 0 -> go 0#0@v3
     report 0/1 versions=3 batches=2, join 1 -> go 1#0@v3
+batches that came back are lent in turn | async_sgd
+    lease 0 most=2 -> lend 0 0/0 0/3
+    lease 1 most=2 -> lend 1 0/1 0/4 at epoch 0.33
+    die 1, die 0, lease 2 most=4 -> lend 2 0/0 0/1 0/3 0/4
 """
 
 # Silent workers, repeated messages and messages of the dead
@@ -174,6 +178,11 @@ a late joiner starts at the clock of the slowest | bounded_staleness(1) | 2 work
     push 0 -> fold v6 [0#6 tau0 1.00] lr 0.50; go 0#6@v6
     push 0 -> fold v7 [0#7 tau0 1.00] lr 0.50
     push 1 -> fold v8 [1'2#1 tau2 1.00] lr 0.50; go 0#7@v8 freed; go 1#1@v8 tau2
+a worker that computes ahead is as stale as what it began from | async_sgd(ahead=1) | 2 workers
+    push 0 -> fold v1 [0#1 tau0 1.00] lr 0.50; go 0#1@v1
+    push 1 -> fold v2 [1#1 tau1 1.00] lr 0.50; go 1#1@v2 tau1
+    push 0 adopted_at=1 -> fold v3 [0#2 tau2 1.00] lr 0.50; go 0#2@v3 tau2
+    push 0 adopted_at=1 -> fold v4 [0#3 tau2 1.00] lr 0.50; go 0#3@v4 tau2
 """
 
 # Barriers, the first m of n, a grace, a deadline
@@ -297,6 +306,12 @@ a worker behind when its push crosses is cancelled again | first_of(1) | 2 worke
     push 0 -> fold v3 [0#3 tau0 1.00] lr 1.00; go 0#3@v3
     push 1 -> drop 1#1 duplicate; drop 1#2 cancelled tau2; stop 1#2@v3
     abandon 1, push 1 number=3 -> fold v4 [1#3 tau0 1.00] lr 1.00; go 1#3@v4; drop 0#4 cancelled tau1; stop 0#4@v4
+rows that were served ahead are not served again | first_of(1) | 2 workers
+    push 0 -> fold v1 [0#1 tau0 1.00] lr 1.00; go 0#1@v1; drop 1#1 cancelled tau1; stop 1#1@v1
+    want rows 1 number=3 ahead=True, push 0 -> fold v2 [0#2 tau0 1.00] lr 1.00; go 0#2@v2
+    abandon 1 -> drop 1#2 cancelled tau1; stop 1#2@v2; serve 1#3 ahead
+    push 0 -> fold v3 [0#3 tau0 1.00] lr 1.00; go 0#3@v3
+    abandon 1 -> drop 1#3 cancelled tau1; stop 1#3@v3
 """
 
 # A least number of workers, those wanted, and rounds that somebody looks at
@@ -357,6 +372,11 @@ what is not finite makes no version | fedavg(clients_min=2)
     push 2 finite=False -> drop 2#1 not finite 32; short 1 of 2; grace until 300
 what has no steps makes no version | fedavg(clients_min=2)
     push 0, push 1 steps=0, push 2 steps=0 -> short 1 of 2; grace until 300
+a run that ends gives back the batches of those who wait | fedavg(clients_min=2)
+    die 1, die 2, lease 0 most=2 -> lend 0 0/1 0/2
+    push 0 batches=2 -> short 1 of 2; grace until 300
+    give up -> drop 0#1 stale 32; go 0#1@v0 stale freed; grace over
+    lease 0 most=3 -> lend 0 0/1 0/2 0/4
 """
 
 # Another strategy in flight: when grants are held, and what becomes of what is pending

