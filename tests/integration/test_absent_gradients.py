@@ -54,12 +54,13 @@ def taught(model: nn.Module, optimizer: torch.optim.Optimizer, turns: range) -> 
         optimizer.step()
 
 
-def train(worker: Any, make: Make, before: int = 0) -> None:
+def train(worker: Any, make: Make, before: int = 0, end: int = STEPS) -> None:
+    """The first steps `before` prepare; a resumed run goes on where it was."""
     model = Rivals()
     optimizer = make(model.parameters())
     taught(model, optimizer, range(before))
     model, optimizer, _ = worker.prepare(model, optimizer, None)
-    taught(model, optimizer, range(before, STEPS))
+    taught(model, optimizer, range(before + worker.steps_before, end))
 
 
 def in_torch(make: Make) -> dict[str, torch.Tensor]:
@@ -96,24 +97,10 @@ def test_real_workers_leave_tensors_alone_and_replay(far: bool, tmp_path: Path) 
 
 def test_checkpoints_keep_the_state_of_single_tensors(tmp_path: Path) -> None:
     learn = partial(train, make=OPTIMIZERS["adam"])
-    first = partial(stopped, make=OPTIMIZERS["adam"])
     options: dict[str, Any] = {"workers": 1, "checkpoint": ps.Checkpoint(every_s=60), "runs": tmp_path}
-    broken = ps.run(first, ps.sync_sgd(), **options)
-    assert broken.version < STEPS
-    resumed = ps.run(partial(goes_on, make=OPTIMIZERS["adam"]), ps.sync_sgd(), resume=broken.folder, **options)
-    assert same(resumed.state_dict, ps.run(learn, ps.sync_sgd(), workers=1).state_dict)
-
-
-def stopped(worker: Any, make: Make) -> None:
-    model = Rivals()
-    model, optimizer, _ = worker.prepare(model, make(model.parameters()), None)
-    taught(model, optimizer, range(5))
-
-
-def goes_on(worker: Any, make: Make) -> None:
-    model = Rivals()
-    model, optimizer, _ = worker.prepare(model, make(model.parameters()), None)
-    taught(model, optimizer, range(worker.steps_before, STEPS))
+    broken = ps.run(partial(learn, end=5), ps.sync_sgd(), **options)
+    assert broken.version == 5
+    assert same(ps.run(learn, ps.sync_sgd(), resume=broken.folder, **options).state_dict, in_torch(OPTIMIZERS["adam"]))
 
 
 def uneven(worker: Any) -> None:

@@ -157,6 +157,10 @@ def test_with_checkpoints_a_death_changes_nothing(tmp_path: Path) -> None:
     assert hurt.steps == whole.steps == 18
     for name, value in whole.state_dict.items():
         assert torch.equal(hurt.state_dict[name], value), name
+    with pytest.raises(
+        ps.CheckpointError, match="2 batches a step, one for each worker that all-reduces, and this one has 3"
+    ):
+        ps.run(partial(dies_once, folder=str(tmp_path), flag=None), TORCHS, workers=3, resume=tmp_path / "whole")
 
 
 def test_a_non_finite_mean_is_skipped_by_all(tmp_path: Path) -> None:
@@ -300,16 +304,6 @@ def test_forward_keeps_its_signature_and_may_be_wrapped(alone: None) -> None:
     assert calls == [2]
     output.sum().backward()
     assert model.weight.grad is not None
-
-
-def test_a_run_of_other_workers_is_not_gone_on_with(tmp_path: Path) -> None:
-    """A lease is of a step's batches, of which there are as many as workers."""
-    train = partial(dies_once, folder=str(tmp_path), flag=None)
-    ps.run(train, TORCHS, workers=2, checkpoint=ps.Checkpoint(folder=tmp_path / "kept"))
-    with pytest.raises(
-        ps.CheckpointError, match="2 batches a step, one for each worker that all-reduces, and this one has 3"
-    ):
-        ps.run(train, TORCHS, workers=3, resume=tmp_path / "kept")
 
 
 def test_what_is_left_for_checkpoints_is_a_part_of_showing_and_may_take_5_percent_with_it() -> None:

@@ -133,12 +133,6 @@ def test_a_non_finite_gradient_is_discarded(strategy: str) -> None:
     assert torch.isfinite(run.state_dict["weight"]).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_large_models_are_copied_to_the_device(device: str) -> None:
-    run = ps.run(partial(one_step, on=device, width=1 << 19), "sync_sgd", workers=2, timeout_s=60.0)
-    assert torch.allclose(run.state_dict["weight"], torch.full((1, 1 << 19), 1 - 0.1 * 1.5 * 2.5))
-
-
 def changing(worker: ps.Worker, on: str) -> None:
     """Each step does something else with gradients that are large enough to be copied while the backward pass goes on."""
     device = lazy() if on == "lazy" else torch.device(on)
@@ -173,25 +167,6 @@ def test_evaluation_runs_on_the_cpu() -> None:
 
     run = ps.run(partial(one_step, on="lazy"), "sync_sgd", workers=2, evaluate=weight, timeout_s=60.0)
     assert run.history[-1].metrics == {"on_cpu": 1.0, "weight": pytest.approx(1 - 0.1 * 1.5 * 2.5)}
-
-
-def in_a_new_process(program: str) -> Any:
-    """What it prints."""
-    tests = str(Path(__file__).parents[1])
-    done = subprocess.run([*PYTHON, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
-    assert not done.returncode, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_simulated_workers_share_a_device() -> None:
-    """In one process, here a new one."""
-    program = (
-        "import functools, plesio as ps; from integration.test_devices import one_step\n"
-        "train = functools.partial(one_step, on='lazy')\n"
-        "run = ps.run(train, 'sync_sgd', workers=2, engine=ps.Simulated('uniform'))\n"
-        "print(run.state_dict['weight'].tolist())"
-    )
-    assert in_a_new_process(program) == [[pytest.approx(1 - 0.1 * 1.5 * 2.5)] * 4]
 
 
 WAITS: list[dict[str, int]] = []
@@ -234,17 +209,6 @@ def counting(worker: ps.Worker) -> None:
         WAITS.append(dict(waits.counts))
 
 
-def test_the_host_waits_for_a_device_once_an_exchange_and_in_no_local_step() -> None:
-    program = (
-        "import json, plesio as ps; from integration.test_devices import counting, WAITS\n"
-        "for strategy in (ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(every=3)):\n"
-        "    ps.run(counting, strategy, workers=1, engine=ps.Simulated('uniform'))\n"
-        "print(json.dumps(WAITS))"
-    )
-    once, never = {"event": 1}, {}
-    assert in_a_new_process(program) == [once] * 12 + [never, never, once] * 4
-
-
 def own_device(worker: ps.Worker) -> str:
     one_step(worker, on="cpu")
     return str(worker.device)
@@ -266,26 +230,32 @@ def telling(worker: ps.Worker) -> None:
         optimizer.step()
 
 
-def test_all_copies_are_over_when_a_worker_tells_the_server() -> None:
-    """From then on the slot is read, and the version may be overwritten."""
+ONCE, NEVER = {"event": 1}, dict[str, int]()
+EXCHANGES = "(ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(every=3))"
+
+
+@pytest.mark.parametrize(
+    ("train", "strategies", "shown", "wanted"),
+    [
+        ("partial(one_step, on='lazy')", "[ps.sync_sgd()]", "run.state_dict['weight'].tolist()", [[0.625] * 4]),
+        ("counting", EXCHANGES, "WAITS", [ONCE] * 12 + [NEVER, NEVER, ONCE] * 4),
+        ("telling", "[ps.async_local_sgd(every=2)]", "TOLD", ["Contribution"] * 3 + ["Farewell"]),
+    ],
+    ids=["workers share a device", "it waits once an exchange", "copies are over before a message"],
+)
+def test_in_one_process(train: str, strategies: str, shown: str, wanted: Any) -> None:
+    """Here a new one. In no local step does the host wait for a device. From a message on, the slot is read and the version may
+    be overwritten."""
     program = (
-        "import json, plesio as ps; from integration.test_devices import telling, TOLD\n"
-        "ps.run(telling, ps.async_local_sgd(every=2), workers=1, engine=ps.Simulated('uniform'))\n"
-        "print(json.dumps(TOLD))"
+        "import json, plesio as ps; from integration.test_devices import *\n"
+        f"for strategy in {strategies}:\n"
+        f"    run = ps.run({train}, strategy, workers={2 if 'one_step' in train else 1}, engine=ps.Simulated('uniform'))\n"
+        f"print(json.dumps({shown}))"
     )
-    assert in_a_new_process(program) == ["Contribution"] * 3 + ["Farewell"]
-
-
-def test_hogwild_on_a_device_is_refused() -> None:
-    with pytest.raises(
-        ps.ConfigurationError, match="which is the CPU's, and this model is on lazy:0; every other strategy"
-    ):
-        ps.run(partial(one_step, on="lazy"), "hogwild", workers=2, timeout_s=60.0)
-
-
-def test_a_model_on_the_meta_device_is_refused() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"no memory \(device meta\)"):
-        ps.run(partial(one_step, on="meta"), "sync_sgd", workers=1, timeout_s=60.0)
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run([*PYTHON, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == wanted
 
 
 def spread(worker: ps.Worker) -> None:
@@ -293,9 +263,22 @@ def spread(worker: ps.Worker) -> None:
     worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
 
 
-def test_a_model_on_two_devices_is_refused() -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"spread over 2 devices \(0.bias is on cpu, 1.bias is on lazy:0\)"):
-        ps.run(spread, "sync_sgd", workers=1, timeout_s=60.0)
+@pytest.mark.parametrize(
+    ("train", "strategy", "words"),
+    [
+        (
+            partial(one_step, on="lazy"),
+            "hogwild",
+            "which is the CPU's, and this model is on lazy:0; every other strategy",
+        ),
+        (partial(one_step, on="meta"), "sync_sgd", r"no memory \(device meta\)"),
+        (spread, "sync_sgd", r"spread over 2 devices \(0.bias is on cpu, 1.bias is on lazy:0\)"),
+    ],
+    ids=["hogwild", "meta", "two"],
+)
+def test_a_device_that_cannot_be_is_refused(train: Any, strategy: str, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        ps.run(train, strategy, workers=1, timeout_s=60.0)
 
 
 def test_the_generator_of_the_models_own_device_is_seeded_for_each_contribution(

@@ -68,21 +68,19 @@ def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strate
     assert f"ended: {WORDS}." in (run.folder / "report.html").read_text()
 
 
-def test_a_worker_may_return_right_after_stop() -> None:
-    run = ps.run(partial(patient, leaves=True), "async_sgd", workers=2, pace=0.002, timeout_s=30)
-    assert run.ended == WORDS
+@pytest.mark.parametrize(
+    ("stops", "until", "ended"),
+    [
+        ({"leaves": True}, None, {WORDS}),
+        ({"who": None}, None, {f"worker {worker} stopped the run: {PATIENCE}" for worker in range(2)}),
+        ({"who": -1}, ps.Until(steps=20), {"20 steps were up"}),
+    ],
+    ids=["a worker returns right after it", "the first one gives the reason", "all after the end, ignored"],
+)
+def test_of_several_stops_the_first_counts(stops: dict[str, Any], until: Any, ended: set[str]) -> None:
+    run = ps.run(partial(patient, **stops), ps.async_sgd(), workers=2, pace=0.002, until=until, timeout_s=30)
+    assert run.ended in ended
     assert [one.left for one in run.workers] == ["finished"] * 2
-
-
-def test_the_first_stop_gives_the_reason() -> None:
-    run = ps.run(partial(patient, who=None), ps.async_sgd(), workers=3, pace=0.002, timeout_s=30)
-    assert run.ended in [f"worker {worker} stopped the run: {PATIENCE}" for worker in range(3)]
-
-
-def test_a_stop_after_the_end_is_ignored() -> None:
-    """Every worker asks for a stop on its way out."""
-    run = ps.run(partial(patient, who=-1), ps.async_sgd(), workers=2, until=ps.Until(steps=20), timeout_s=30)
-    assert run.ended == "20 steps were up"
 
 
 def test_a_stop_writes_a_checkpoint(tmp_path: Path) -> None:
@@ -170,17 +168,19 @@ def test_a_reason_is_shown_on_one_line(reason: str, told: str) -> None:
     assert run.ended in " ".join(str(run).split())
 
 
-@pytest.mark.parametrize("reason", [0.3, None, b"enough"])
-def test_a_reason_that_is_no_text_is_refused(reason: Any) -> None:
-    with pytest.raises(ps.ConfigurationError, match=rf"worker\.stop\({type(reason).__name__}\): the reason is text"):
-        simulated(partial(patient, reason=reason), ps.async_sgd())
-
-
 def hasty(worker: Any) -> None:
     worker.stop("no data")
 
 
-@pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
-def test_stop_before_prepare_is_refused(engine: Any) -> None:
-    with pytest.raises(ps.ConfigurationError, match=r"worker\.stop before prepare: "):
-        ps.run(hasty, ps.async_sgd(), workers=2, engine=engine)
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (hasty, r"worker\.stop before prepare: "),
+        (partial(patient, reason=0.3), r"worker\.stop\(float\): the reason is text"),
+        (partial(patient, reason=None), r"worker\.stop\(NoneType\): the reason is text"),
+        (partial(patient, reason=b"enough"), r"worker\.stop\(bytes\): the reason is text"),
+    ],
+)
+def test_a_stop_that_cannot_be_is_refused(train: Any, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        simulated(train, ps.async_sgd())
