@@ -23,7 +23,7 @@ from plesio.tables.store import Store
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
 ROWS, DIM, STEPS = 60, 5, 12
 ENGINES: dict[str, dict[str, Any]] = {"real": {"timeout_s": 60}, "simulated": {"engine": ps.Simulated("uniform")}}
-ALONE: dict[str, Any] = {"workers": 1, "engine": ps.Simulated("uniform")}
+ALONE: dict[str, Any] = {"strategy": ps.sync_sgd(), "workers": 1, "engine": ps.Simulated("uniform")}
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 Optimizers = Callable[[Any], list[Optimizer]]
 
@@ -107,22 +107,26 @@ def assert_torchs(run: ps.Run, net: Net, exact: bool) -> None:
             assert (one - other).abs().max() <= np.spacing(other.abs().max().numpy()), name
 
 
-@each_engine
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_an_embedding_trains_as_in_torch(engine: str, kind: str, tmp_path: Path) -> None:
-    loop = partial(in_run, optimizers=OPTIMIZERS[kind])
+@pytest.mark.parametrize(
+    ("kind", "engine", "more"),
+    [
+        *((kind, "simulated", {}) for kind in OPTIMIZERS),
+        ("groups", "real", {}),
+        *((kind, "simulated", {"before": 5, "padding_idx": 7}) for kind in OPTIMIZERS),
+    ],
+)
+def test_an_embedding_trains_as_in_torch(kind: str, engine: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """What the optimizer remembers of steps before goes with the rows; a padding index has no gradient."""
+    loop = partial(in_run, optimizers=OPTIMIZERS[kind], **more)
     run = ps.run(loop, ps.sync_sgd(), workers=1, runs=tmp_path, **ENGINES[engine])
-    assert_torchs(run, in_torch(OPTIMIZERS[kind]), exact=kind in EXACT)
+    options = {name: value for name, value in more.items() if name != "before"}
+    assert_torchs(run, in_torch(OPTIMIZERS[kind], **options), exact=kind in EXACT)
     assert run.tables["emb"].rows == ROWS
     assert [*run.tables] == ["emb"]
     assert str(ps.replay(run.folder, loop)).startswith("bit-identical")
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_what_the_optimizer_remembers_goes_with_the_rows(kind: str) -> None:
-    loop = partial(in_run, optimizers=OPTIMIZERS[kind], before=5)
-    run = ps.run(loop, ps.sync_sgd(), **ALONE)
-    assert_torchs(run, in_torch(OPTIMIZERS[kind]), exact=kind in EXACT)
+    if more:
+        assert any(7 in ids for ids in batches())
+        assert not run.state_dict["emb.weight"][7].any()
 
 
 def shared(worker: Any, tables: int | None = 20) -> None:
@@ -190,7 +194,7 @@ def nothing(worker: Any) -> None:
 
 
 def test_where_nothing_is_large_enough_nothing_happens() -> None:
-    run = ps.run(nothing, ps.sync_sgd(), **ALONE)
+    run = ps.run(nothing, **ALONE)
     assert_torchs(run, in_torch(OPTIMIZERS["one"]), exact=True)
     assert run.tables == {}
 
@@ -211,19 +215,10 @@ def test_what_is_not_trained_stays_as_it_is() -> None:
         assert not any(isinstance(one, ps.Table) for one in net.modules())
         steps(net, [optimizer], batches(1))
 
-    ps.run(loop, ps.sync_sgd(), **ALONE)
+    ps.run(loop, **ALONE)
 
 
 # What an embedding can do besides
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_padding_index_has_no_gradient(kind: str) -> None:
-    loop = partial(in_run, optimizers=OPTIMIZERS[kind], padding_idx=7)
-    assert any(7 in ids for ids in batches())
-    run = ps.run(loop, ps.sync_sgd(), **ALONE)
-    assert_torchs(run, in_torch(OPTIMIZERS[kind], padding_idx=7), exact=kind in EXACT)
-    assert not run.state_dict["emb.weight"][7].any()
 
 
 class Bags(nn.Module):
@@ -253,7 +248,7 @@ def bags_in_run(worker: Any, mode: str, last: bool) -> None:
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_bags(mode: str, last: bool) -> None:
-    run = ps.run(partial(bags_in_run, mode=mode, last=last), ps.sync_sgd(), **ALONE)
+    run = ps.run(partial(bags_in_run, mode=mode, last=last), **ALONE)
     net = Bags(mode, last)
     steps(net, [SGD(net.parameters(), lr=0.3)], batches())
     for name, one in net.state_dict().items():
@@ -271,7 +266,7 @@ def test_an_index_out_of_range_is_an_error_as_in_torch(wrong: int) -> None:
     with pytest.raises(IndexError, match="index out of range"):
         Net().emb(torch.tensor([3, wrong]))
     with pytest.raises(ps.WorkerError, match=r"IndexError: index out of range: got .* and there are 60 rows"):
-        ps.run(loop, ps.sync_sgd(), **ALONE)
+        ps.run(loop, **ALONE)
 
 
 # What is refused
@@ -295,75 +290,49 @@ class Odd(Net):
         self.emb = emb
 
 
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a class of its own": (
-        lambda: Odd(Scaled(ROWS, DIM, sparse=True)),
-        "emb cannot become a table, for it is a Scaled",
-    ),
-    "tied": (Tied, "its weight has 2 names in the model"),
-    "max_norm": (lambda: Net(max_norm=1.0), "a table has no max_norm"),
-    "by frequency": (lambda: Net(scale_grad_by_freq=True), "no scale_grad_by_freq"),
-    "double": (lambda: Net(dtype=torch.float64), "its weight is torch.float64; rows are float32"),
-    "padded bag": (
-        lambda: Odd(nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True, padding_idx=2)),
-        "no padding_idx .got 'sum', 2.",
-    ),
-}
-
-
-def refused(worker: Any, build: Any, optimizers: Any, tables: Any = 20) -> None:
-    net = build()
-    worker.prepare(net, *optimizers(net), tables=tables)
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_a_table_cannot_be_is_refused(what: str) -> None:
-    build, words = REFUSED[what]
-    with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(refused, build=build, optimizers=OPTIMIZERS["one"]), **ALONE)
-
-
 def scheduled(net: Any) -> list[Any]:
     optimizers = OPTIMIZERS["SGD"](net)
     return [*optimizers, torch.optim.lr_scheduler.ConstantLR(optimizers[1])]
 
 
-WITHOUT_RULE: dict[str, tuple[Any, str]] = {
-    "Adam": (apart(Adam), r"tables=20.: emb: rows do not step by Adam\(\)"),
-    "momentum": (apart(SGD, momentum=0.9, weight_decay=0.1), r"SGD\(momentum=0.9, weight_decay=0.1\). Give its weight"),
-    "decay": (apart(Adagrad, lr_decay=0.1), r"Adagrad\(lr_decay=0.1\)"),
-    "maximize": (apart(SparseAdam, maximize=True), r"SparseAdam\(maximize=True\)"),
-    "schedule": (scheduled, r"SGD\(initial_lr=0.3\). Give its weight an optimizer of its own"),
-    "nothing else": (lambda net: [SGD(net.emb.parameters(), lr=0.1)], "only tables would be left to train"),
-}
+def refused(worker: Any, build: Any = Net, optimizers: Any = OPTIMIZERS["one"], tables: Any = 20) -> None:
+    net = build()
+    worker.prepare(net, *optimizers(net), tables=tables)
 
 
-@pytest.mark.parametrize("what", WITHOUT_RULE)
-def test_an_optimizer_without_a_rule_for_rows_is_refused(what: str) -> None:
-    optimizers, words = WITHOUT_RULE[what]
+def changes_the_rate(worker: Any, kind: str) -> None:
+    net = Net()
+    net, *given = worker.prepare(net, *OPTIMIZERS[kind](net), tables=20)
+    steps(net, given, batches(1))
+    for one in given:
+        one.param_groups[0]["lr"] /= 2
+    steps(net, given, batches(1))
+
+
+KEEPS = r"became a table .* was changed to 0.*: its rows keep 0"
+WHOLE = "a whole number of at least 0"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"build": lambda: Odd(Scaled(ROWS, DIM, sparse=True))}, "emb cannot become a table, for it is a Scaled"),
+    ({"build": Tied}, "its weight has 2 names in the model"),
+    ({"build": lambda: Net(max_norm=1.0)}, "a table has no max_norm"),
+    ({"build": lambda: Net(scale_grad_by_freq=True)}, "no scale_grad_by_freq"),
+    ({"build": lambda: Net(dtype=torch.float64)}, "its weight is torch.float64; rows are float32"),
+    ({"build": lambda: Odd(nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True, padding_idx=2))}, "no padding_idx .got 'sum', 2."),
+    ({"optimizers": apart(Adam)}, r"tables=20.: emb: rows do not step by Adam\(\)"),
+    ({"optimizers": apart(SGD, momentum=0.9, weight_decay=0.1)}, r"SGD\(momentum=0.9, weight_decay=0.1\). Give its weight"),
+    ({"optimizers": apart(Adagrad, lr_decay=0.1)}, r"Adagrad\(lr_decay=0.1\)"),
+    ({"optimizers": apart(SparseAdam, maximize=True)}, r"SparseAdam\(maximize=True\)"),
+    ({"optimizers": scheduled}, r"SGD\(initial_lr=0.3\). Give its weight an optimizer of its own"),
+    ({"optimizers": lambda net: [SGD(net.emb.parameters(), lr=0.1)]}, "only tables would be left to train"),
+    ({"tables": -1}, WHOLE), ({"tables": 2.5}, WHOLE), ({"tables": True}, WHOLE),
+    ({"kind": "one"}, KEEPS), ({"kind": "groups"}, KEEPS), ({"kind": "SparseAdam"}, KEEPS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED)
+def test_what_a_table_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(refused, build=Net, optimizers=optimizers), **ALONE)
-
-
-@pytest.mark.parametrize("tables", [-1, 2.5, True])
-def test_tables_is_a_number_of_rows(tables: Any) -> None:
-    loop = partial(refused, build=Net, optimizers=OPTIMIZERS["one"], tables=tables)
-    with pytest.raises(ps.ConfigurationError, match="a whole number of at least 0"):
-        ps.run(loop, **ALONE)
-
-
-@pytest.mark.parametrize("kind", ["one", "groups", "SparseAdam"])
-def test_who_changes_the_rate_is_told_that_rows_keep_theirs(kind: str) -> None:
-    def loop(worker: Any) -> None:
-        net = Net()
-        net, *given = worker.prepare(net, *OPTIMIZERS[kind](net), tables=20)
-        steps(net, given, batches(1))
-        for one in given:
-            one.param_groups[0]["lr"] /= 2
-        steps(net, given, batches(1))
-
-    with pytest.raises(ps.ConfigurationError, match=r"became a table .* was changed to 0.*: its rows keep 0"):
-        ps.run(loop, ps.sync_sgd(), **ALONE)
+        ps.run(partial(changes_the_rate if "kind" in given else refused, **given), **ALONE)
 
 
 @pytest.mark.parametrize("strategy", ["hogwild", "allreduce"])
