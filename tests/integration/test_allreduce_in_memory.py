@@ -37,6 +37,7 @@ def test_it_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(value, again.state_dict[name]) for name, value in done.state_dict.items())
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_leaves_the_rounds_to_the_others(tmp_path: Path) -> None:
     train = partial(loops.visit, folder=str(tmp_path), rows=120, epochs=6, pause_s=0.004)
     run = ps.run(train, "allreduce", workers=3, faults=[ps.Kill(worker=2, after_s=0.2)], timeout_s=30)
@@ -75,6 +76,7 @@ def test_interrupted_and_resumed_it_has_the_same_bits_and_is_replayed(tmp_path: 
     assert ps.replay(on.folder, partial(scheduled, epochs=6)).identical
 
 
+@pytest.mark.thorough
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     keep = ps.Checkpoint(every_s=0.05)
     until = ps.Until(steps=21)

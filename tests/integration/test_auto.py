@@ -18,6 +18,7 @@ LONGEST = ps.Until(seconds=90.0)
 UNEQUAL = [ps.Slow(worker=0, factor=10)]
 
 
+@pytest.mark.thorough
 def test_a_run_is_told_of_a_faster_strategy_while_somebody_watches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

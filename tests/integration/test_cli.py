@@ -166,7 +166,7 @@ def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> N
         ("strategies", 0, ""),
         pytest.param("--version", 0, "", marks=pytest.mark.slow),
         ("run", 2, "plesio: Missing argument 'SCRIPT'; see plesio run --help\n"),
-        ("run script.py --workers 1 --until steps=5 --runs here", 0, ""),
+        pytest.param("run script.py --workers 1 --until steps=5 --runs here", 0, "", marks=pytest.mark.thorough),
     ],
 )
 def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) -> None:
@@ -177,6 +177,7 @@ def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) 
     assert ("here" in typed) == bool(list(Path().glob("here/*/summary.json")))
 
 
+@pytest.mark.thorough
 def test_an_ascii_terminal_gets_ascii_tables() -> None:
     """From the command and from a script that prints a run."""
     few = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -344,6 +345,7 @@ def test_a_signal_to_run_leaves_a_folder_and_says_how_to_resume(number: int, wor
     assert {one["left"] for one in json.loads((folder / "summary.json").read_text())["workers"]} == {"finished"}
 
 
+@pytest.mark.thorough
 def test_a_closed_terminal_leaves_the_run_folder_complete() -> None:
     """The kernel sends SIGHUP, and printing fails from then on."""
     command = [sys.executable, "-c", "from plesio.cli import app; app()", "run", script(), "--workers", "1"]
@@ -363,6 +365,7 @@ def test_a_closed_terminal_leaves_the_run_folder_complete() -> None:
 # compare
 
 
+@pytest.mark.thorough
 def test_json_names_the_target_metric() -> None:
     options = ["--workers", "1", "--until", "error=0.0001", "--budget-s", "2", "--json", "table.json"]
     assert main(["compare", script(metric="error"), "--strategies", "sync_sgd", *options]) == 0
@@ -402,6 +405,7 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
     assert "async_sgd" in Path("out/report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_compare_repeats_each_strategy_with_other_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "1", "--until", "steps=20", "--strategies", "sync_sgd,async_sgd", "--repeats", "3"]
     assert main(["compare", script(), *options, "--json", "table.json"]) == 0
@@ -586,6 +590,7 @@ def test_an_incomplete_script_is_refused(
     assert error.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_compare_and_all_its_processes() -> None:
     command = [*PYTHON, "-c", "from plesio.cli import app; app()", "compare", script(), "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:

@@ -151,7 +151,12 @@ def test_a_deaf_process_forks_processes_that_hear() -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "more", "workers"),
-    [("cluster.toml", "", 8), ("cluster.toml", "--workers 5", 5), ("uniform", "", 8), ("uniform", "--workers 40", 40)],
+    [
+        ("cluster.toml", "--workers 5", 5),
+        ("uniform", "--workers 40", 40),
+        pytest.param("cluster.toml", "", 8, marks=pytest.mark.thorough),
+        pytest.param("uniform", "", 8, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_number_of_workers_is_the_clusters_or_as_given(
     cluster: str, more: str, workers: int, capsys: pytest.CaptureFixture[str]
@@ -163,6 +168,7 @@ def test_the_number_of_workers_is_the_clusters_or_as_given(
     assert sum(line.startswith("│") for line in out.splitlines()) == min(workers, 16)
 
 
+@pytest.mark.thorough
 def test_compare_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "40", "--until", "accuracy=0.8", "--strategies", "sync_sgd,async_sgd"]
     files = ["--json", "table.json", "--report", "report.html"]

@@ -57,6 +57,7 @@ def test_a_local_step_waits_for_nothing(strategy: ps.Strategy) -> None:
             assert set(waits) <= {"device to host", "host to device"}
 
 
+@pytest.mark.thorough
 def test_an_optimizers_state_leaves_the_device_for_a_checkpoint_alone(tmp_path: Path) -> None:
     strategy = ps.local_sgd(every=EVERY)
     without = ps.run(counting, strategy, workers=1, timeout_s=60.0)

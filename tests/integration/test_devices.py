@@ -27,10 +27,10 @@ DEVICES = ["lazy", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.
 STRATEGIES = [
     ps.sync_sgd(),
     pytest.param(ps.first_of(1), marks=pytest.mark.slow),
-    ps.async_sgd(),
+    pytest.param(ps.async_sgd(), marks=pytest.mark.thorough),
     pytest.param(ps.buffered(1), marks=pytest.mark.slow),
     pytest.param(ps.local_sgd(every=2), marks=pytest.mark.slow),
-    ps.async_local_sgd(2, codec="int8"),
+    pytest.param(ps.async_local_sgd(2, codec="int8"), marks=pytest.mark.thorough),
     ps.allreduce("torch"),
 ]
 STEPS = 6
@@ -238,7 +238,9 @@ EXCHANGES = "(ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(ev
     ("train", "strategies", "shown", "wanted"),
     [
         ("partial(one_step, on='lazy')", "[ps.sync_sgd()]", "run.state_dict['weight'].tolist()", [[0.625] * 4]),
-        ("counting", EXCHANGES, "WAITS", [ONCE] * 12 + [NEVER, NEVER, ONCE] * 4),
+        pytest.param(
+            "counting", EXCHANGES, "WAITS", [ONCE] * 12 + [NEVER, NEVER, ONCE] * 4, marks=pytest.mark.thorough
+        ),
         ("telling", "[ps.async_local_sgd(every=2)]", "TOLD", ["Contribution"] * 3 + ["Farewell"]),
     ],
     ids=["workers share a device", "it waits once an exchange", "copies are over before a message"],

@@ -31,6 +31,7 @@ def test_the_code_of_a_page_compiles(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [*PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=110)
@@ -48,6 +49,7 @@ def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
     assert "accuracy" in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_table_of_two_days_is_what_its_code_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = DOCS / "failures.md"
     code = next(block for block in blocks_of(page) if "def day(" in block)

@@ -29,6 +29,7 @@ from support.programs import PYTHON
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
 SIMULATED_SITES = ps.Simulated(ps.Cluster.preset("uniform", 3))
 RUN_ELSEWHERE = {"start", "ray", "local-steps"}
+TAKES_LONG = {"auto", "convert", "failures", "federated", "flower", "index", "islands", "lightning"}
 Names = dict[str, Any]
 
 
@@ -275,7 +276,14 @@ PAGES = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("coming/*.md"))]
 BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]
 
 
-@pytest.mark.parametrize(("page", "code"), [(page, code) for page, _, code in BLOCKS if page not in RUN_ELSEWHERE])
+@pytest.mark.parametrize(
+    ("page", "code"),
+    [
+        pytest.param(page, code, marks=pytest.mark.thorough if page in TAKES_LONG else ())
+        for page, _, code in BLOCKS
+        if page not in RUN_ELSEWHERE
+    ],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_the_code_of_a_page_runs(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,8 @@ import pytest
 
 from integration.test_docs import DOCS
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     "page",

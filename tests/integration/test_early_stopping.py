@@ -17,6 +17,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.launch.job import Live
 from plesio.server.checkpoints import FOLDER, latest
 from support import loops
+from support.long_forms import but_thorough
 
 PATIENCE = "no better for 5 epochs"
 WORDS = f"worker 1 stopped the run: {PATIENCE}"
@@ -49,7 +50,7 @@ def patient(
         worker.stop("too late")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_thorough(STRATEGIES, {"sync_sgd", "hogwild"}), ids=lambda one: one.name)
 def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strategy, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()

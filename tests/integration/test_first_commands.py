@@ -65,6 +65,7 @@ def test_the_demo_lies_in_the_wheel_where_it_is_looked_for(monkeypatch: pytest.M
     assert demo.script() == Path("examples/digits.py")
 
 
+@pytest.mark.thorough
 def test_the_tab_key_completes_commands_options_and_names(tmp_path: Path) -> None:
     """In bash, by what `--install-completion` wrote, in a new shell."""
     program = tmp_path / "bin" / "plesio"
