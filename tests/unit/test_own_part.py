@@ -271,11 +271,7 @@ def run(
         (ps.fedavg(), {"state": "stay"}, "Clients(state='stay'): None or 'keep'"),
         (ps.sync_sgd(), {}, "under sync_sgd no worker steps on its own"),
         (ps.phases(ps.local_sgd(), (3, ps.async_sgd())), {}, "under async_sgd no worker steps on its own"),
-        (
-            ps.local_sgd(),
-            {"evaluate": lambda model: {"x": 1.0}},
-            "evaluate= and on_round= are given one model",
-        ),
+        (ps.local_sgd(), {"evaluate": lambda model: {"x": 1.0}}, "evaluate= and on_round= are given one model"),
         (ps.fedavg(), {"built": 1}, "what share= leaves out has other values than on another worker"),
     ],
 )

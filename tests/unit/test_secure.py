@@ -47,9 +47,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def meet(
-    head: Credentials | None,
-    worker: Callable[[socket.socket], socket.socket],
-    token: str = TOKEN,
+    head: Credentials | None, worker: Callable[[socket.socket], socket.socket], token: str = TOKEN
 ) -> tuple[SocketWire | BaseException, socket.socket | BaseException]:
     """What each side gets."""
     near, far = tcp_pair()

@@ -8,11 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import plesio as ps
-from plesio.core.events import (
-    Fold,
-    RoundBegins,
-    Short,
-)
+from plesio.core.events import Fold, RoundBegins, Short
 from plesio.core.sequencer import NEVER_S, Sequencer
 from support.long_forms import examples
 from support.sequencing import Run

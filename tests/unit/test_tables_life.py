@@ -123,9 +123,7 @@ def fold(store: Store, keys: Any, version: int, places: Any = None, gradient: fl
 
 @settings(deadline=None, max_examples=examples(40))
 @given(
-    acts=st.lists(ACTS, max_size=25),
-    admit=st.sampled_from([None, 1, 2, 3]),
-    expire=st.sampled_from([None, 1, 2, 5]),
+    acts=st.lists(ACTS, max_size=25), admit=st.sampled_from([None, 1, 2, 3]), expire=st.sampled_from([None, 1, 2, 5])
 )
 def test_a_store_is_a_dict_of_what_lives(acts: list[Any], admit: int | None, expire: int | None) -> None:
     life = ps.Seen(admit) if admit else None, ps.Unused(expire) if expire else None

@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from plesio.core.events import Fold
 from plesio.strategy import recipes
-from plesio.strategy.answers import (
-    BySamples,
-    DelayAdaptive,
-    Equal,
-    Hinge,
-    Inverse,
-    Polynomial,
-    UserOptimizer,
-    Weigh,
-)
+from plesio.strategy.answers import BySamples, DelayAdaptive, Equal, Hinge, Inverse, Polynomial, UserOptimizer, Weigh
 from plesio.strategy.answers.weigh import SMALLEST
 from plesio.strategy.questions import Arrival
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
