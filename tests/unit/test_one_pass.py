@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
@@ -153,29 +152,6 @@ def test_threads_change_no_bit(optimizer: str, strategy: str, monkeypatch: pytes
         gradients = [torch.randn(size) for _ in range(2)]
         one, three = (server.fold(version, gradients, [0.5, 0.5]) for server in servers)
         assert one == three
-
-
-@settings(deadline=None, max_examples=25)
-@given(size=SIZES, count=st.integers(1, 8), seed=st.integers(0, 99), decay=st.sampled_from([0.0, 0.1]))
-def test_a_pass_is_the_rule_in_float64(size: int, count: int, seed: int, decay: float) -> None:
-    """Momentum of a weighted mean, computed with twice as many digits."""
-    source = np.random.default_rng(seed)
-    shares = source.dirichlet(np.ones(count))
-    w, v, *g = source.normal(size=(2 + count, -(-size // LANES) * LANES))  # a segment is of whole lines
-    mean = sum(share * one for share, one in zip(shares, g, strict=True))
-    out, momentum = _sgd_pass(w, v, g, shares, decay)
-    np.testing.assert_allclose(momentum, 0.9 * v + mean + decay * w, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(out, w - 0.1 * (0.9 * v + mean + decay * w), rtol=1e-4, atol=1e-5)
-
-
-def _sgd_pass(w: Any, v: Any, g: Any, shares: Any, decay: float) -> tuple[Any, Any]:
-    kernels = one_pass.kernels()
-    assert kernels is not None
-    weight, momentum, *slots = (torch.from_numpy(one).float() for one in (w, v, *g))
-    out = torch.empty_like(weight)
-    group = {"weight_decay": decay, "momentum": 0.9, "dampening": 0.0, "nesterov": False}
-    one_pass.Pass(kernels, 1).sgd(out, weight, slots, list(shares), momentum, False, group, 0.1)
-    return out.numpy(), momentum.numpy()
 
 
 def test_padding_stays_zero_without_an_eps() -> None:

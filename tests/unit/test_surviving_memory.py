@@ -521,17 +521,6 @@ def acknowledged_first(self: Surviving, do: Callable[..., None], *about: Any) ->
 
 
 FAITHFUL = Surviving._through
-KEEP = Surviving._keep
-
-
-def begun_first(self: Surviving, arenas: Sequence[Arena]) -> None:
-    """The word says that the copy is whole before it is."""
-    if arenas and self._begun[0] != self._done:
-        self._begun[0] = self._done
-        for one in arenas:
-            self._other[id(one)].copy_from(one)
-    else:
-        KEEP(self, arenas)
 
 
 def nothing_kept(self: Surviving, arenas: Sequence[Arena]) -> None:
@@ -540,7 +529,6 @@ def nothing_kept(self: Surviving, arenas: Sequence[Arena]) -> None:
 
 PLANTED = {
     "acknowledged first": ("_through", acknowledged_first),
-    "begun first": ("_keep", begun_first),
     "nothing kept": ("_keep", nothing_kept),
 }
 
