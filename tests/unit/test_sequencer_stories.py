@@ -131,27 +131,11 @@ the only worker of a run may be silent forever | sync_sgd | 1 workers | silence 
 # Without rounds: who goes on, and how far
 
 FREE = """
-async folds each contribution with its staleness | async_sgd
-    push 0 -> fold v1 [0#1 tau0 1.00] lr 0.33; go 0#1@v1
-    push 0 -> fold v2 [0#2 tau0 1.00] lr 0.33; go 0#2@v2
-    push 0 -> fold v3 [0#3 tau0 1.00] lr 0.33; go 0#3@v3
-    push 0 -> fold v4 [0#4 tau0 1.00] lr 0.33; go 0#4@v4
-    push 1 -> fold v5 [1#1 tau4 1.00] lr 0.33; go 1#1@v5 tau4
 ringmaster discards staleness r and restarts the worker | ringmaster(2)
     push 0 -> fold v1 [0#1 tau0 1.00] lr 0.33; go 0#1@v1
     push 2 -> fold v2 [2#1 tau1 1.00] lr 0.33; go 2#1@v2 tau1
     push 1 -> drop 1#1 stale tau2 32; go 1#1@v2 stale tau2
     push 1 -> fold v3 [1#2 tau0 1.00] lr 0.33; go 1#2@v3
-rennala counts only fresh contributions | rennala(k=2)
-    push 0 -> hold 0#1 x 1.00; go 0#1@v0
-    push 0 -> hold 0#2 x 1.00; fold v1 [0#1 tau0 0.50, 0#2 tau0 0.50] lr 0.67 held of 2.00; go 0#2@v1
-    push 1 -> drop 1#1 stale tau1 32; go 1#1@v1 stale tau1
-    push 1 -> hold 1#2 x 1.00; go 1#2@v1
-    push 0 -> hold 0#3 x 1.00; fold v2 [1#2 tau0 0.50, 0#3 tau0 0.50] lr 0.67 held of 2.00; go 0#3@v2
-buffered holds contributions and folds k | buffered(k=3) | 4 workers
-    push 2 -> hold 2#1 x 1.00; go 2#1@v0
-    push 0 -> hold 0#1 x 1.00; go 0#1@v0
-    push 0 -> hold 0#2 x 1.00; fold v1 [2#1 tau0 0.33, 0#1 tau0 0.33, 0#2 tau0 0.33] lr 0.75 held of 3.00; go 0#2@v1
 a dead worker's held contribution is folded | buffered(k=2)
     push 0 -> hold 0#1 x 1.00; go 0#1@v0
     die 0, push 1 -> hold 1#1 x 1.00; fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 0.67 held of 2.00; go 1#1@v1
@@ -188,9 +172,6 @@ a worker that computes ahead is as stale as what it began from | async_sgd(ahead
 # Barriers, the first m of n, a grace, a deadline
 
 ROUNDS = """
-a barrier holds all until the last push | sync_sgd
-    push 2, push 0, push 1 -> fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; go 2#1@v1 freed;
-        go 0#1@v1 freed; go 1#1@v1
 a barrier recounts when a worker dies before its push | sync_sgd
     push 0, push 1, die 2 -> fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00; go 0#1@v1 freed; go 1#1@v1 freed
     push 0, push 1 -> fold v2 [0#2 tau0 0.50, 1#2 tau0 0.50] lr 1.00; go 0#2@v2 freed; go 1#2@v2
