@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -419,22 +420,6 @@ def test_torchs_modules_are_accepted(build: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "copies"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
-        (lambda p: torch.optim.Adam(p, lr=0.1), 2),
-        (lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True), 3),
-        (lambda p: torch.optim.Adagrad(p, lr=0.1), 1),
-        (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True), 3),
-    ],
-)
-def test_the_optimizers_state_size_is_predicted(optimizer: object, copies: int) -> None:
-    built = optimizer([nn.Parameter(torch.zeros(2))])  # type: ignore[operator]
-    assert kept_copies([OptimizerSpec.of(built)], laid_out((2,))) == copies
-
-
-@pytest.mark.parametrize(
     ("strategy", "momentum", "copies"),
     [
         (async_sgd(DelayCompensated(adaptive=True)), 0.0, 1),  # the mean square
@@ -457,25 +442,24 @@ def laid_out(*shapes: tuple[int, ...]) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shapes", "copies"),
+    ("make", "shapes", "copies"),
     [
+        (partial(torch.optim.SGD, lr=0.1), [(2,)], 0),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), [(2,)], 1),
+        (partial(torch.optim.Adam, lr=0.1), [(2,)], 2),
+        (partial(torch.optim.AdamW, lr=0.1, amsgrad=True), [(2,)], 3),
+        (partial(torch.optim.Adagrad, lr=0.1), [(2,)], 1),
+        (partial(torch.optim.RMSprop, lr=0.1, momentum=0.5, centered=True), [(2,)], 3),
         (torch.optim.Muon, [(5, 3)], 1),
         (torch.optim.Adafactor, [(5, 3)], 0),  # a row and a column for each matrix
         (torch.optim.Adafactor, [(5, 3), (3,)], 1),
     ],
-    ids=["Muon", "Adafactor, a matrix", "Adafactor, a vector too"],
 )
-def test_the_optimizer_is_tried_on_the_real_shapes(
-    kind: type[torch.optim.Optimizer], shapes: list[tuple[int, ...]], copies: int
+def test_the_optimizers_state_size_is_found_on_the_real_shapes(
+    make: Callable[[Any], torch.optim.Optimizer], shapes: list[tuple[int, ...]], copies: int
 ) -> None:
-    spec = OptimizerSpec.of(kind([nn.Parameter(torch.zeros(shape)) for shape in shapes]))
+    spec = OptimizerSpec.of(make([nn.Parameter(torch.zeros(shape)) for shape in shapes]))
     assert kept_copies([spec], laid_out(*shapes)) == copies
-
-
-def test_an_optimizer_that_fails_when_tried_is_refused() -> None:
-    spec = OptimizerSpec.of(torch.optim.Muon([nn.Parameter(torch.zeros(5, 3))]))
-    with pytest.raises(ConfigurationError, match=r"Muon cannot step at the server: .* ValueError: .*such as local_sgd"):
-        kept_copies([spec], laid_out((5, 3, 2)))
 
 
 class Counting(torch.optim.Optimizer):
@@ -531,9 +515,16 @@ def test_optimizers_that_cannot_run_at_a_server_are_refused() -> None:
     weights = [nn.Parameter(torch.zeros(2))]
     with pytest.raises(ConfigurationError, match=r"LBFGS .*local_sgd"):
         OptimizerSpec.of(torch.optim.LBFGS(weights), weights)
-    for_sparse = OptimizerSpec.of(torch.optim.SparseAdam(weights), weights)
-    with pytest.raises(ConfigurationError, match=r"SparseAdam cannot step at the server: .* dense gradients"):
-        kept_copies([for_sparse], laid_out((2,)))
+    for optimizer, shape, words in (
+        (torch.optim.SparseAdam(weights), (2,), r"SparseAdam cannot step at the server: .* dense gradients"),
+        (
+            torch.optim.Muon([nn.Parameter(torch.zeros(5, 3))]),
+            (5, 3, 2),
+            r"Muon cannot step at the server: .* ValueError: .*such as local_sgd",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            kept_copies([OptimizerSpec.of(optimizer)], laid_out(shape))
 
 
 def test_tensors_of_an_arena_are_saved_without_it() -> None:
