@@ -46,6 +46,7 @@ def said(run: ps.Run) -> str:
     return run.incidents[1].what
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer momentum")
 @pytest.mark.parametrize(
     ("was", "now", "workers"),
@@ -90,6 +91,7 @@ def learns(worker: Any, kind: str = "adam") -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", but_slow(["adam", "sgd"], {"adam"}))
 def test_allreduce_in_memory_takes_the_servers_state_and_gives_it_back(kind: str, tmp_path: Path) -> None:
     """It computes what `sync_sgd` does, to rounding; so a run that goes to and fro gives the weights of one that stays."""
@@ -106,6 +108,7 @@ def test_allreduce_in_memory_takes_the_servers_state_and_gives_it_back(kind: str
         torch.testing.assert_close(run.state_dict[name], value)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_room_for_more_workers_than_it_had(tmp_path: Path) -> None:
     folder, train = interrupted(ps.sync_sgd(), tmp_path / "broken")
 
@@ -120,6 +123,7 @@ def test_a_run_goes_on_with_room_for_more_workers_than_it_had(tmp_path: Path) ->
     assert run.batches_unvisited == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:resumed under sync_sgd .* their mean goes on")
 @pytest.mark.parametrize(("was", "now"), [(ps.async_sgd(), ps.sync_sgd()), (ps.sync_sgd(), ps.local_sgd(2))])
 def test_rows_of_tables_go_on(was: Strategy, now: Strategy, tmp_path: Path) -> None:
@@ -154,6 +158,7 @@ def test_the_row_of_each_sample_steps_once_over_both_runs(
     torch.testing.assert_close(run.tables["ids"].get_extra_state()["values"], torch.full((60, 1), -1.0))
 
 
+@pytest.mark.thorough
 def test_a_worker_that_outlives_a_head_does_not_join_the_one_of_another_strategy(tmp_path: Path) -> None:
     """It was built for the first."""
     with remote.head(rejoin_s=30.0) as head:
@@ -174,6 +179,7 @@ def test_a_worker_that_outlives_a_head_does_not_join_the_one_of_another_strategy
     assert "was told other settings than the run has: strategy='sync_sgd', not 'async_sgd'" in head.warned
 
 
+@pytest.mark.thorough
 def test_the_command_line_goes_on_under_another_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")

@@ -21,13 +21,13 @@ from plesio.server.checkpointer import Checkpointer
 from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, Progress, latest, read
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
-from support.long_forms import but_slow
+from support.long_forms import but_slow, but_thorough
 from support.replayed import chancy, fills_the_disk
 
 EACH_WAY = {"async_sgd", "first_of(2)", "elastic_averaging(every=3)"}
 """Without rounds, with rounds that call steps off, with copies of workers' own; sync_sgd and packed local steps have tests of
 their own; the others are in simulated runs (tests/simulation/test_resume.py)."""
-ON_THE_SERVER = but_slow(strategies(at_server=True, real=True), EACH_WAY)
+ON_THE_SERVER = but_thorough(strategies(at_server=True, real=True), {"async_sgd"}, EACH_WAY - {"async_sgd"})
 OFTEN = ps.Checkpoint(every_s=0.1, keep=3)
 
 
@@ -71,6 +71,7 @@ def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: s
     assert re.search(r"\b(1 update|\d+ updates) undone$", resumed.incidents[0].what)
 
 
+@pytest.mark.thorough
 @pauses_take_no_virtual_time
 @pytest.mark.parametrize("strategy", [ps.diloco(2, codec="int4")], ids=lambda one: one.name)
 def test_a_resumed_run_of_local_steps_equals_the_uninterrupted_one_bit_for_bit(
@@ -93,6 +94,7 @@ def test_every_recipe_resumes_and_its_journal_replays(strategy: Strategy, tmp_pa
     assert same(resumed, ps.Run(resumed.summary, again.state_dict, None))
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=40)  # long enough to be stopped in the middle
     kept = ps.Checkpoint(tmp_path / "ck")
@@ -102,6 +104,7 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     assert second.batches_unvisited == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("of", "most"), [("steps", 1), pytest.param("samples", 6, marks=pytest.mark.slow)])
 def test_until_counts_work_before_the_resume(of: str, most: int, tmp_path: Path) -> None:
     """Cancelled steps count on neither side. `most`: the largest amount in one step."""
@@ -151,6 +154,7 @@ def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strateg
     assert keeper.done(sequencer) == (4, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [ps.buffered(7), ps.rennala(7)], ids=lambda one: one.name)
 def test_buffered_contributions_count_once_over_a_resume(strategy: Strategy, tmp_path: Path) -> None:
     """64 batches and one worker make 64 steps, wherever the run was stopped."""
@@ -165,6 +169,7 @@ def test_buffered_contributions_count_once_over_a_resume(strategy: Strategy, tmp
     assert manifest.steps + second.steps == 64
 
 
+@pytest.mark.thorough
 def test_a_changed_training_function_warns_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on with the new function; no replay can run both."""
     first = trained(ps.sync_sgd(), tmp_path / "a", checkpoint=OFTEN, until=ps.Until(steps=12))
@@ -206,6 +211,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, resume=run.folder)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_deleted_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     """A run that still goes on deletes its older checkpoints."""
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
@@ -268,6 +274,7 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> No
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 
 
+@pytest.mark.thorough
 def test_run_resumes_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")

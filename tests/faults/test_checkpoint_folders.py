@@ -37,6 +37,7 @@ from plesio.server.checkpoints import (
 )
 from plesio.strategy import Strategy
 from support import loops
+from support.long_forms import but_thorough
 from support.replayed import chancy
 
 LONG = functools.partial(chancy, epochs=40)
@@ -121,6 +122,7 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(tmp_path: Path) -> No
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.thorough
 def test_a_folder_is_refused_unless_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
@@ -135,6 +137,7 @@ def test_a_folder_is_refused_unless_resumed_from_its_newest_checkpoint(tmp_path:
     assert contents(folder) == before
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_stopped_at_once_can_be_resumed(tmp_path: Path) -> None:
     """Its folder holds the version it started from."""
     first = trained(tmp_path, loops.endless, until=ps.Until(steps=4), checkpoint=ps.Checkpoint())
@@ -173,6 +176,7 @@ def test_a_file_as_checkpoint_folder_is_refused(tmp_path: Path) -> None:
 # Damaged ones
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_continues_in_a_folder_with_a_damaged_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "ck"
     trained(tmp_path, checkpoint=ps.Checkpoint(folder, every_s=OFTEN, keep=3))
@@ -224,6 +228,7 @@ def test_checkpoints_of_a_concurrent_run_are_neither_replaced_nor_deleted(tmp_pa
     assert read(at(tmp_path, 2)).weights()["w"].tolist() == [7.0] * 3
 
 
+@pytest.mark.thorough
 def test_a_deleted_run_folder_is_not_recreated_and_training_goes_on(tmp_path: Path) -> None:
     """A new folder would hold checkpoints without run.toml and journal."""
 
@@ -307,12 +312,10 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_checkpoint_is_refused_in_one_line(
-    change: Callable[[dict[str, Any]], object], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("what", but_thorough(MALFORMED, {"no schedules"}))
+def test_a_malformed_checkpoint_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     first = trained(tmp_path, checkpoint=ps.Checkpoint())
-    rewrite(latest(kept_in_run(first)).path, change)
+    rewrite(latest(kept_in_run(first)).path, MALFORMED[what])
     with pytest.raises(ps.CheckpointError) as caught:
         trained(tmp_path, resume=kept_in_run(first))
     assert "\n" not in str(caught.value)
@@ -357,7 +360,7 @@ def test_another_optimizer_is_refused(was: str, now: str, words: str, strategy: 
         trained(tmp_path, functools.partial(LONG, kind=now), strategy, resume=kept_in_run(first))
 
 
-@pytest.mark.parametrize(("was", "now"), [("plain", "adam"), ("plain", "sgd"), ("sgd", "plain")])
+@pytest.mark.parametrize(("was", "now"), [("plain", "sgd"), pytest.param("sgd", "plain", marks=pytest.mark.thorough)])
 def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_path: Path) -> None:
     """async_sgd looks ahead only where there is momentum."""
     names = {"sgd": "sgd.SGD", "plain": "sgd.SGD", "adam": "adamw.AdamW"}
@@ -375,7 +378,11 @@ def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_p
 @pytest.mark.parametrize(
     ("damaged", "words"),
     [
-        (lambda whole: os.urandom(3000), r"is not known: .*journal\.bin is no journal"),
+        pytest.param(
+            lambda whole: os.urandom(3000),
+            r"is not known: .*journal\.bin is no journal",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(lambda whole: b"", r"is not known: the journal .* is empty", marks=pytest.mark.slow),
         (
             lambda whole: whole[:-400],
@@ -401,6 +408,7 @@ def test_a_damaged_old_journal_warns_and_the_run_resumes(
     assert read_journal(kept_in_run(second)).missing is None
 
 
+@pytest.mark.thorough
 def test_the_old_journal_gives_the_number_of_undone_updates(tmp_path: Path) -> None:
     first = trained(tmp_path, checkpoint=ps.Checkpoint(every_s=OFTEN, keep=9))
     folder = kept_in_run(first)
@@ -414,6 +422,7 @@ def test_the_old_journal_gives_the_number_of_undone_updates(tmp_path: Path) -> N
     assert "passing over" not in second.incidents[0].what
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [True, False], ids=["deleted", "never kept"])
 def test_without_the_old_journal_undone_updates_are_unknown(kept: bool, tmp_path: Path) -> None:
     """The journal notes it; there is no warning."""

@@ -10,12 +10,13 @@ import pytest
 import plesio as ps
 from plesio.strategy import Strategy
 from support.client_turns import check, train
+from support.long_forms import but_thorough
 
 
-@pytest.mark.parametrize("dies", ["before", "after"])
+@pytest.mark.parametrize("dies", [pytest.param("before", marks=pytest.mark.thorough), "after"])
 @pytest.mark.parametrize(
     "strategy",
-    [ps.fedavg(), ps.fedbuff(3), pytest.param(ps.fedasync(), marks=pytest.mark.slow)],
+    but_thorough([ps.fedavg(), ps.fedbuff(3), ps.fedasync()], {"fedavg"}, {"fedbuff(k=3)"}),
     ids=lambda one: str(one.name),
 )
 def test_a_turn_that_dies_leaves_what_was_there(strategy: Strategy, dies: str, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_a_turn_that_dies_leaves_what_was_there(strategy: Strategy, dies: str, t
     assert ps.replay(run.folder, task).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [ps.fedavg(), pytest.param(ps.fedbuff(3), marks=pytest.mark.slow)], ids=lambda one: str(one.name)
 )

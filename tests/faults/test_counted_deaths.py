@@ -64,6 +64,7 @@ def perhaps_twice(run: ps.Run) -> int:
     return sum(int(one[1]) for one in told if one)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", but_slow(range(3), {0}))
 @pytest.mark.parametrize("name", but_slow(STRATEGIES, {"hogwild"}))
 def test_random_kills_fold_no_batch_twice(name: str, seed: int) -> None:
@@ -78,6 +79,7 @@ def test_random_kills_fold_no_batch_twice(name: str, seed: int) -> None:
     assert run.samples == ROWS[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("die", ["before the step", "after the step"])
 def test_a_death_between_two_reports_is_counted_exactly(die: str) -> None:
     rows = ROWS["hogwild"]
@@ -113,6 +115,7 @@ def freezing(worker: ps.Worker) -> None:
             time.sleep(600)
 
 
+@pytest.mark.thorough
 def test_what_a_frozen_last_worker_folded_is_counted() -> None:
     run = ps.run(freezing, ps.hogwild(), workers=2, timeout_s=3, data="shards")
     assert [one.left for one in run.workers] == ["finished", "evicted"]

@@ -30,7 +30,9 @@ def diverge(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(ps.sync_sgd(), marks=pytest.mark.thorough), ps.async_sgd()], ids=lambda one: one.name
+)
 def test_a_diverged_model_is_reported_and_the_last_finite_checkpoint_kept(
     strategy: ps.Strategy, place: str, tmp_path: Path
 ) -> None:

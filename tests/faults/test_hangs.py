@@ -63,6 +63,7 @@ def end_the_fork_server(seen: list[float]) -> None:
     os.kill(ForkServer.shared().pid, signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     but_slow(["async_sgd", ps.allreduce("torch"), "sync_sgd", "hogwild"], {"async_sgd"}),
@@ -84,6 +85,7 @@ def test_the_fork_servers_death_is_one_clear_error(name: Any) -> None:
     assert alive(ForkServer.shared().pid)
 
 
+@pytest.mark.thorough
 def test_the_fork_servers_death_before_training_is_one_clear_error() -> None:
     start = Processes.start
 
@@ -96,6 +98,7 @@ def test_the_fork_servers_death_before_training_is_one_clear_error() -> None:
     assert ps.run(SHORT, "async_sgd", workers=2, timeout_s=30).steps == 40
 
 
+@pytest.mark.thorough
 def test_a_frozen_fork_server_does_not_hold_up_the_end_of_a_run() -> None:
     """A frozen fork server cannot end processes. It is ended itself, with all of them."""
     fork_server = ForkServer.shared().pid
@@ -119,6 +122,7 @@ def on_its_own(worker: ps.Worker, folder: str, steps: int, pause_s: float) -> No
         time.sleep(pause_s)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "steps", "until", "words"),
     [
@@ -160,6 +164,7 @@ def given_up(run: ps.Run) -> list[str]:
     return [one.what for one in run.incidents if "the last evaluation, of version" in one.what]
 
 
+@pytest.mark.thorough
 def test_an_endless_last_evaluation_is_given_up() -> None:
     """The trained weights are returned."""
     run = ps.run(SHORT, "async_sgd", workers=2, evaluate=never_returns, timeout_s=2.0)
@@ -172,6 +177,7 @@ def test_an_endless_last_evaluation_is_given_up() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_giving_up_the_last_evaluation_after_a_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plesio.launch.local.patience.JUDGE_S", 1.0)
     run = ps.run(loops.endless, "async_sgd", workers=2, evaluate=never_returns, until=ps.Until(steps=40))
@@ -179,6 +185,7 @@ def test_giving_up_the_last_evaluation_after_a_stop_is_reported(monkeypatch: pyt
     assert told.endswith("was given up: evaluate did not return within 1 s of the run being asked to stop")
 
 
+@pytest.mark.thorough
 def test_giving_up_the_last_evaluation_after_ctrl_c_is_reported() -> None:
     press = once(20, partial(signal.raise_signal, signal.SIGINT))
     with pytest.raises(ps.RunInterrupted) as caught:
@@ -206,6 +213,7 @@ def limit() -> Iterator[Callable[[int], None]]:
     may_open(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fresh", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_process_with_many_open_files_can_run(fresh: bool, limit: Callable[[int], None]) -> None:
     """With descriptors beyond `select`'s limit, the fork server's socket among them."""
@@ -239,6 +247,7 @@ def test_too_few_descriptors_are_a_clear_error(more: int, limit: Callable[[int],
     del caught
 
 
+@pytest.mark.thorough
 def test_a_fork_server_learns_of_a_raised_descriptor_limit(limit: Callable[[int], None]) -> None:
     """Otherwise it would silently lose the descriptors passed to it."""
     ForkServer.close_shared()
@@ -311,6 +320,7 @@ def keep_few_answers(worker: ps.Worker) -> None:
     fcntl.fcntl(worker._exchange.doorbell._answers.descriptor, fcntl.F_SETPIPE_SZ, 8192)  # type: ignore[union-attr]
 
 
+@pytest.mark.thorough
 def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> None:
     train = partial(one_stands_still, how="freezes", folder=tmp_path)
     told: list[str] = []
@@ -327,6 +337,7 @@ def test_a_frozen_worker_with_a_cancelled_step_is_evicted(tmp_path: Path) -> Non
     assert run.workers[2].discarded <= 6
 
 
+@pytest.mark.thorough
 def test_a_worker_that_paused_contributes_again(tmp_path: Path) -> None:
     """It need not read one message per version made meanwhile; a step is cancelled once."""
     train = partial(one_stands_still, how="pauses", folder=tmp_path)
@@ -378,6 +389,7 @@ def talkative(worker: ps.Worker, folder: Path) -> None:
             steps.write(b".")
 
 
+@pytest.mark.thorough
 def test_training_goes_on_while_the_launcher_is_stopped(tmp_path: Path) -> None:
     """As after Ctrl-Z: the launcher reads nothing, and more is written than its socket holds."""
     steps = tmp_path / "steps"

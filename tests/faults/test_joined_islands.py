@@ -88,10 +88,12 @@ def counted(worker: ps.Worker, folder: Path) -> None:
         (folder / f"{what}-{worker.rank}-{worker.island.rank}").write_text(str(nbytes / exchanges))
 
 
+@pytest.mark.thorough
 def test_islands_that_joined_beside_the_head_give_the_bits_of_one_process() -> None:
     assert_equal(run_of(ps.local_sgd(4), False, islands.train), plain(ps.local_sgd(4)))
 
 
+@pytest.mark.thorough
 def test_islands_over_tcp_give_the_bits_of_one_process_and_each_rank_moves_its_part(tmp_path: Path) -> None:
     assert_equal(run_of(ps.local_sgd(4), True, partial(counted, folder=tmp_path)), plain(ps.local_sgd(4)))
     model = sum(one.nbytes for one in islands.build().state_dict().values())
@@ -176,6 +178,7 @@ def all_reduce_or_die(worker: ps.Worker, folder: Path) -> None:
     islands.train(worker, inside="", each=each)
 
 
+@pytest.mark.thorough
 def test_successors_of_workers_that_all_reduced_go_on_from_what_was_shown(tmp_path: Path) -> None:
     train = partial(all_reduce_or_die, folder=tmp_path)
     with remote.head(far=True) as head:

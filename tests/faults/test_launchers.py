@@ -199,6 +199,7 @@ def rank_0(port: int, rejoin_s: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("rejoin_s", "killed"),
     [pytest.param(1.0, False, marks=pytest.mark.slow), (60.0, True)],

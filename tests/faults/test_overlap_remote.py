@@ -60,6 +60,7 @@ def taken_late(done: ps.Run) -> int:
     return sum(one.adopted_at > 0 for one in events if isinstance(one, Pushed))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "exact"),
     [
@@ -82,6 +83,7 @@ def test_workers_that_go_on_fold_each_batch_once_and_the_run_replays(
     assert again.identical, again.differs
 
 
+@pytest.mark.thorough
 def test_connections_that_are_cut_in_the_middle_lose_and_double_nothing(tmp_path: Path) -> None:
     with remote.head() as head:
         proxy = Proxy(head.port)
@@ -137,7 +139,7 @@ def dies(step: int, into: Path, after_s: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5], ids=["at once", "answered"])
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=pytest.mark.thorough)], ids=["at once", "answered"])
 def test_a_worker_that_dies_between_sending_and_taking_loses_only_what_it_did_since(
     after_s: float, tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_worker_that_dies_between_sending_and_taking_loses_only_what_it_did_si
     assert joined(done)[2:] == [(1, 2)]
 
 
+@pytest.mark.thorough
 def test_an_answer_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
     """The server is stopped while the worker computes; its deputy still beats."""
     with remote.head() as head:
@@ -207,6 +210,7 @@ def joins(head: remote.Head, train: Callable[[ps.Worker], None], told: Path) -> 
     head.pids.append(pid)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("raised", "silent"),
     [

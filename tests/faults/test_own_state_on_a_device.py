@@ -79,6 +79,7 @@ def press_after(seconds: float) -> Callable[[ps.Live], None]:
     return watch
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [pytest.param("until", marks=pytest.mark.slow), "ctrl-c"])
 def test_a_run_that_is_stopped_in_its_local_steps_goes_on_bit_for_bit(how: str, tmp_path: Path) -> None:
     """Its workers come to their next exchange, and leave what they hold there."""
@@ -102,6 +103,7 @@ def test_a_run_that_is_stopped_in_its_local_steps_goes_on_bit_for_bit(how: str, 
     assert ps.replay(second.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_each_rank_of_an_island_leaves_its_part_when_it_is_asked(tmp_path: Path) -> None:
     """Two islands of two ranks, stopped in their local steps."""
     strategy, islands = ps.local_sgd(EVERY), {"ranks": 2}
@@ -118,6 +120,7 @@ def test_each_rank_of_an_island_leaves_its_part_when_it_is_asked(tmp_path: Path)
     assert same(second, whole)
 
 
+@pytest.mark.thorough
 def test_it_is_left_for_checkpoints_alone_and_a_reborn_server_waits_for_it_too(tmp_path: Path) -> None:
     times = [0.5, 1.0]
 

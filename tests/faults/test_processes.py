@@ -23,7 +23,7 @@ from plesio.launch.job import Live
 from plesio.launch.local.forkserver import ForkServer
 from plesio.server.checkpoints import latest
 from support import loops
-from support.long_forms import but_slow, in_turn
+from support.long_forms import but_slow, but_thorough, in_turn
 from support.processes import alive, descendants, gone_within, open_descriptors
 from support.programs import PYTHON
 
@@ -69,7 +69,9 @@ def steps_at(times: list[tuple[float, int]], when_s: float) -> int:
     return max(steps for time_s, steps in times if time_s <= when_s)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "first_of", "bounded_staleness"])
+@pytest.mark.parametrize(
+    "name", but_thorough(["sync_sgd", "async_sgd", "first_of", "bounded_staleness"], {"async_sgd"})
+)
 def test_a_dead_workers_batches_are_visited_by_others(name: str, tmp_path: Path) -> None:
     """Each sample of each epoch but the last is visited at least once."""
     rows, epochs = 120, 6
@@ -110,7 +112,9 @@ def test_shards_give_each_worker_an_equal_part(tmp_path: Path) -> None:
     assert [one.samples for one in run.workers] == [64, 64, 64]
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild", "local_sgd", "allreduce"])
+@pytest.mark.parametrize(
+    "name", but_thorough(["sync_sgd", "async_sgd", "hogwild", "local_sgd", "allreduce"], {"async_sgd", "hogwild"})
+)
 def test_the_servers_death_is_one_clear_error(name: str) -> None:
     """The run ends within four seconds and says what was lost."""
     seen: list[float] = []
@@ -165,7 +169,7 @@ def test_a_users_exception_named_like_one_of_plesios_is_the_users(name: str) -> 
         ps.run(partial(loops.raising, who=1, after=5, kind=name), ps.async_sgd(), workers=2, timeout_s=30)
 
 
-@pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "hogwild"])
+@pytest.mark.parametrize("name", but_thorough(["sync_sgd", "async_sgd", "hogwild"], {"async_sgd"}))
 def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
     """on_worker_error="continue": the others finish, and the run says what happened."""
     run = ps.run(
@@ -274,6 +278,7 @@ def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pyt
         memory.SharedBlock.create(2_000_000_000, "this model")
 
 
+@pytest.mark.thorough
 def test_twenty_runs_leave_nothing_open() -> None:
     """The fixture looks for leaked processes and descriptors after the test as well."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=2)
@@ -319,6 +324,7 @@ def pids_of(folder: Path) -> set[int]:
     raise AssertionError("the run did not start")
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_gracefully(tmp_path: Path) -> None:
     """Within five seconds, without a worker's traceback."""
     script = start_script(tmp_path, 0.005)
@@ -363,6 +369,7 @@ def slow_to_stop(worker: ps.Worker) -> None:
     loops.endless(worker, pause_s=60.0 if worker.rank == 1 else 0.005)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow(["async_sgd", "hogwild"], {"async_sgd"}))
 def test_a_worker_slow_to_stop_is_reported_as_stopped(name: str, tmp_path: Path) -> None:
     """The launcher ends it after Ctrl-C; table and report say so."""
@@ -376,6 +383,7 @@ def test_a_worker_slow_to_stop_is_reported_as_stopped(name: str, tmp_path: Path)
     assert words in (run.folder / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_a_budget_ends_a_worker_that_is_slow_to_stop() -> None:
     run = ps.run(slow_to_stop, ps.async_sgd(), workers=2, until=ps.Until(seconds=0.3), timeout_s=30)
     assert run.workers[1].left == "stopped"
@@ -419,6 +427,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     assert gone_within(pids, 3.0)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_never_prepares_is_named() -> None:
     with pytest.raises(ps.DeadlineError, match="worker 1 did not get as far as prepare within 2 s; the others waited"):
         ps.run(loops.never_prepares, ps.async_sgd(), workers=2, timeout_s=2)
@@ -444,6 +453,7 @@ def test_initial_optimizer_state_comes_whole_after_a_death_handing_it_over() -> 
     assert all(again.state_dict[name].equal(value) for name, value in whole.state_dict.items())
 
 
+@pytest.mark.thorough
 def test_a_frozen_worker_is_evicted_from_the_barrier(tmp_path: Path) -> None:
     """No transport notices a stopped process; its silence gives it away."""
     frozen: list[int] = []

@@ -25,7 +25,7 @@ from plesio.server.checkpoints import CheckpointStore
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from support import loops, remote
-from support.long_forms import but_slow
+from support.long_forms import but_slow, but_thorough
 from support.processes import called
 from support.replayed import chancy
 from support.row_loop import BATCH, SAMPLES, dealt
@@ -66,7 +66,7 @@ def check_nothing_lost(run: ps.Run, train: Any) -> None:
     assert str(ps.replay(run.folder, train)) == f"bit-identical: {run.version:,} versions, all computed again"
 
 
-@pytest.mark.parametrize("name", but_slow(list(STRATEGIES), {"async", "sync", "diloco"}))
+@pytest.mark.parametrize("name", but_thorough(STRATEGIES, {"async"}, {"sync", "diloco"}))
 def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path: Path) -> None:
     run = survived(STRATEGIES[name], tmp_path, kills=3, seed=len(name))
     assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
@@ -85,6 +85,7 @@ TABLES: dict[str, Strategy] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow(list(TABLES), {"async", "sync"}))
 def test_a_server_with_tables_that_is_killed_goes_on_and_no_row_is_lost(name: str, tmp_path: Path) -> None:
     """Two tables: ids that wait to be admitted, rows that die and are born again."""
@@ -115,6 +116,7 @@ def test_tables_do_not_survive_unasked(tmp_path: Path) -> None:
 PHASES = ps.phases(ps.sync_sgd(), (8, ps.local_sgd(2)), (14, ps.async_sgd()), (40, ps.diloco(2, codec="int8")))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", but_slow(["adam", "sgd"], {"adam"}))
 def test_a_server_that_is_killed_around_a_switch_does_it_again(kind: str, tmp_path: Path) -> None:
     """The optimizer goes from the server to the workers and back, by what they left."""
@@ -184,6 +186,7 @@ def endless(**more: Any) -> ps.Run:
     )
 
 
+@pytest.mark.thorough
 def test_a_spare_that_dies_is_replaced() -> None:
     watch = in_turn(partial(kill, "spare"), partial(kill, "spare"), partial(kill, "server"))
     run = endless(watch=watch, until=ps.Until(seconds=2))
@@ -224,6 +227,7 @@ def test_a_message_that_kills_the_next_server_too_ends_the_run() -> None:
         ps.run(deadly, "sync_sgd", workers=2, durability="process", timeout_s=30)
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_stopped_is_killed_and_its_spare_goes_on() -> None:
     run = endless(watch=in_turn(partial(to, "server", signal.SIGSTOP)), timeout_s=2, until=ps.Until(seconds=6))
     silent, went_on = (one.what for one in run.incidents)
@@ -253,6 +257,7 @@ class StopsInWriting:
         CheckpointStore.save = stops  # type: ignore[method-assign]
 
 
+@pytest.mark.thorough
 def test_a_server_that_stands_still_while_it_writes_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     run = ps.run(
         StopsInWriting(tmp_path),
@@ -299,10 +304,12 @@ def slow(model: Any) -> dict[str, float]:
     return {"loss": 0.0}
 
 
+@pytest.mark.thorough
 def test_a_server_that_waits_for_the_last_evaluation_is_left_alone() -> None:
     assert not endless(evaluate=slow, timeout_s=1, until=ps.Until(seconds=0.5)).incidents
 
 
+@pytest.mark.thorough
 def test_nobody_is_left_behind_a_stopped_spare() -> None:
     endless(watch=in_turn(partial(to, "spare", signal.SIGSTOP)), until=ps.Until(seconds=1))
     assert not called("spare") + called("server")
@@ -322,7 +329,7 @@ def faster_later(worker: ps.Worker, epochs: int) -> None:
             optimizer.step()
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("asked", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_an_optimizer_that_keeps_something_new_goes_on_without_a_spare(asked: bool, tmp_path: Path) -> None:
     """It says so if a spare was asked for."""
     train = partial(faster_later, epochs=3)
@@ -336,6 +343,7 @@ def test_an_optimizer_that_keeps_something_new_goes_on_without_a_spare(asked: bo
     assert all(torch.equal(one, bare.state_dict[name]) for name, one in run.state_dict.items())
 
 
+@pytest.mark.thorough
 def test_a_run_that_keeps_checkpoints_survives_without_being_asked(tmp_path: Path) -> None:
     kept: Any = {"runs": tmp_path, "checkpoint": ps.Checkpoint(every_s=0.1), "faults": [ps.Kill(after_s=0.5)]}
     run = ps.run(loops.endless, "async_sgd", workers=2, timeout_s=30, until=ps.Until(seconds=1), **kept)
@@ -347,6 +355,7 @@ def test_a_run_that_keeps_checkpoints_survives_without_being_asked(tmp_path: Pat
 FAR = ps.phases(ps.sync_sgd(), (20, ps.local_sgd(2)), (35, ps.async_sgd()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     [ps.async_sgd(), *(pytest.param(one, marks=pytest.mark.slow) for one in (ps.local_sgd(every=2), FAR))],

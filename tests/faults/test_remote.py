@@ -33,7 +33,7 @@ from plesio.transport.certificates import make_certificates
 from plesio.transport.connect import connect
 from plesio.transport.limits import LEASE_S, RETURN_S
 from support import remote
-from support.long_forms import but_slow
+from support.long_forms import but_slow, but_thorough
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.replayed import chancy
@@ -83,14 +83,16 @@ def looking_up(worker: ps.Worker) -> None:
         theirs.step()
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])
+@pytest.mark.parametrize("strategy", but_thorough(["sync_sgd", "async_sgd"], {"async_sgd"}))
 def test_several_optimizers_and_tables_give_the_same_bits_from_afar(strategy: str) -> None:
     workers = 2 if strategy == "sync_sgd" else 1
     local = ps.run(looking_up, strategy, workers=workers)
     assert same(remote.run(looking_up, strategy, workers=workers), local)
 
 
-@pytest.mark.parametrize("strategy", IN_LOCK_STEP, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", but_thorough(IN_LOCK_STEP, {"diloco(every=3, codec=int8)"}), ids=lambda one: one.name
+)
 def test_remote_workers_in_lock_step_give_the_same_bits_as_local_ones(strategy: Strategy) -> None:
     train = functools.partial(chancy, epochs=1)
     local, far = ps.run(train, strategy, workers=3), remote.run(train, strategy, workers=3)
@@ -106,7 +108,9 @@ def test_a_run_that_workers_joined_replays(tmp_path: Path, far: bool) -> None:
     assert ps.replay(done.folder, train=train).identical
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(5)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", but_thorough([ps.async_sgd(), ps.local_sgd(5)], {"async_sgd"}), ids=lambda one: one.name
+)
 def test_a_remote_worker_asks_for_data_ahead_and_its_run_replays(strategy: Strategy, tmp_path: Path) -> None:
     """Beside one of the head's own host, which does not."""
     train = functools.partial(chancy, epochs=2)
@@ -132,6 +136,7 @@ def test_a_run_over_tls_gives_the_same_bits(tmp_path: Path) -> None:
     assert same(far, ps.run(train, "sync_sgd", workers=2))
 
 
+@pytest.mark.thorough
 def test_workers_that_are_not_of_the_run_are_refused_by_name(tmp_path: Path) -> None:
     """Another token, strategy, setting, rank: each is told what is wrong, and the run goes on with the others."""
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -230,6 +235,7 @@ def meanwhile(do: Callable[[], None]) -> Iterator[None]:
         raise raised[0]
 
 
+@pytest.mark.thorough
 def test_connections_that_are_cut_lose_and_double_nothing(tmp_path: Path) -> None:
     with remote.head() as head:
         proxy = Proxy(head.port)
@@ -253,6 +259,7 @@ def test_connections_that_are_cut_lose_and_double_nothing(tmp_path: Path) -> Non
     assert [one.left for one in done.workers] == ["finished"] * 2
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_connection_is_closed_while_it_computes_keeps_its_seat(tmp_path: Path) -> None:
     with remote.head() as head:
         proxy = Proxy(head.port)
@@ -283,6 +290,7 @@ def computing_for_long(worker: Any, computes: Path, for_s: float) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_has_a_successor_in_its_seat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "plesio")
     with remote.head() as head:
@@ -402,6 +410,7 @@ def test_workers_are_told_why_training_did_not_begin_and_a_long_name_is_cut(
     assert len(refused) < 1200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("train", "how"), [(dies, "died"), (str, "finished")])
 def test_a_head_whose_workers_all_go_before_the_others_come_says_that_training_did_not_begin(
     train: Callable[..., object], how: str
@@ -464,6 +473,7 @@ def test_a_run_ends_though_the_process_of_its_worker_goes_on(far: bool) -> None:
     assert [one.left for one in done.workers] == ["finished"]
 
 
+@pytest.mark.thorough
 def test_a_stopped_server_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     with remote.head(rejoin_s=30.0) as head:
         for rank in range(2):
@@ -519,6 +529,7 @@ def one_step(worker: Any, gradient: float, into: Path, waits_for: str = "") -> N
     optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_successor_does_not_overwrite_what_the_dead_worker_had_sent(tmp_path: Path) -> None:
     """A round holds what a dead worker had sent; its successor has the same slot."""
     step = functools.partial(one_step, into=tmp_path)
@@ -554,6 +565,7 @@ def large(worker: Any, into: Path) -> None:
         (into / f"at-{os.getpid()}").write_text(str(step))
 
 
+@pytest.mark.thorough
 def test_a_head_that_begins_anew_has_the_weights_of_its_workers(tmp_path: Path) -> None:
     with remote.head(rejoin_s=30.0) as head:
         head.fork(functools.partial(large, into=tmp_path), rank=0)

@@ -79,6 +79,7 @@ def test_so_they_are_however_a_step_looks_them_up(strategy: Strategy, way: str, 
     assert ps.replay(done.folder, loop).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_workers_that_join_have_the_bits_and_the_figures_of_those_of_ps_run(far: bool) -> None:
     loop = functools.partial(dealt, pause_s=0.0)
@@ -181,6 +182,7 @@ def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: 
     assert [one.left for one in done.workers] == ["finished"] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", but_slow([ps.sync_sgd(), ps.first_of(1)], {"sync_sgd"}), ids=lambda one: one.name)
 def test_so_they_are_in_rounds_that_step_rows_with_the_fold(strategy: Strategy, tmp_path: Path) -> None:
     loop = functools.partial(train, way="twice ahead", steps=150)

@@ -17,6 +17,7 @@ SLOW = partial(site, rounds=25, pause_s=0.05)
 DEATH = [ps.Kill(2, after_s=0.2)]
 
 
+@pytest.mark.thorough
 def test_a_site_that_dies_is_missing_and_the_others_go_on(tmp_path: Path) -> None:
     run = ps.run(SLOW, ps.fedavg(combine="krum"), workers=6, faults=DEATH, runs=tmp_path, timeout_s=60)
     assert [one.left for one in run.workers].count("died") == 1
@@ -32,6 +33,7 @@ def test_a_death_that_leaves_too_few_ends_the_run_in_words() -> None:
         ps.run(SLOW, ps.fedavg(combine="krum"), workers=5, faults=DEATH, timeout_s=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["median", pytest.param("krum", marks=pytest.mark.slow)])
 def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(rule: str, tmp_path: Path) -> None:
     faults = [ps.Kill(None, after_s=at_s) for at_s in (0.5, 1.0)]

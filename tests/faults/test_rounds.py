@@ -44,6 +44,7 @@ def members(folder: Path | None) -> list[list[int]]:
     return [[one.worker for one in record.members] for record in read_journal(folder) if isinstance(record, Folded)]
 
 
+@pytest.mark.thorough
 def test_a_site_alone_waits_for_another_and_goes_on_when_that_is_back(tmp_path: Path) -> None:
     with remote.head(rejoin_s=3.0) as head:
         pids = [head.fork(site, rank=rank) for rank in range(3)]
@@ -125,6 +126,7 @@ def test_real_workers_wait_for_whoever_looks_and_a_choice_replays(tmp_path: Path
     assert ps.replay(run.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_while_a_site_waits_ends_in_order(tmp_path: Path) -> None:
     faults = [ps.Kill(worker=worker, after_s=0.5) for worker in (1, 2)]
     train = functools.partial(site, rounds=10_000)
@@ -142,7 +144,7 @@ def telling_server(worker: ps.Worker, into: Path) -> None:
     lent(worker)
 
 
-@pytest.mark.parametrize("durability", ["none", "process"])
+@pytest.mark.parametrize("durability", [pytest.param("none", marks=pytest.mark.thorough), "process"])
 def test_a_run_whose_server_is_killed_while_a_version_is_looked_at_draws_the_same(
     tmp_path: Path, durability: str
 ) -> None:

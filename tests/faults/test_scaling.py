@@ -84,6 +84,7 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     assert ps.replay(done.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_each_update_moves_by_its_share_of_the_workers_that_there_are(tmp_path: Path) -> None:
     done = trained(functools.partial(chancy, epochs=12), ps.async_sgd(), tmp_path, Scaler((20, 4), (60, 1)))
     workers, seen = 2, Counter[float]()
@@ -96,6 +97,7 @@ def test_each_update_moves_by_its_share_of_the_workers_that_there_are(tmp_path: 
     assert min(seen[1 / 2], seen[1 / 4], seen[1]) > 0
 
 
+@pytest.mark.thorough
 def test_rounds_of_sync_sgd_are_of_all_that_are_there(tmp_path: Path) -> None:
     done = trained(functools.partial(chancy, epochs=16), ps.sync_sgd(), tmp_path, Scaler((20, 3), (80, 1)))
     there: set[int] = set()
@@ -120,6 +122,7 @@ def test_a_run_that_is_never_scaled_is_the_same_bit_for_bit(tmp_path: Path) -> N
     assert ps.replay(elastic.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_on_its_way_out_costs_nothing(tmp_path: Path) -> None:
     train = functools.partial(kills_itself_when_told, folder=tmp_path)
 
@@ -170,6 +173,7 @@ def dies_alone(worker: ps.Worker) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", but_slow([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=lambda one: one.name)
 def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strategy, tmp_path: Path) -> None:
     (tmp_path / "now").mkdir()
@@ -184,6 +188,7 @@ def test_a_scaled_run_resumes_with_its_first_number_of_workers(strategy: Strateg
     assert ps.replay(resumed.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_more_workers_join_than_the_run_began_with(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=30)
     with remote.head() as head:

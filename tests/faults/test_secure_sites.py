@@ -18,6 +18,7 @@ import plesio as ps
 from faults.test_remote import meanwhile, until
 from plesio.masking.site import Site
 from support import remote
+from support.long_forms import but_thorough
 
 SITES, ROUNDS, FAULT_AT = 5, 4, 1
 SECURE = ps.SecureSums(threshold=3, clip=0.5)
@@ -59,7 +60,7 @@ def weight(done: ps.Run) -> float:
     return -value
 
 
-@pytest.mark.parametrize("phase", METHODS)
+@pytest.mark.parametrize("phase", but_thorough(METHODS, {"shares"}))
 def test_sites_that_are_killed_in_a_phase_are_in_the_sum_if_their_numbers_came(phase: str, tmp_path: Path) -> None:
     killed = {1, 3}
     with remote.head(rejoin_s=30.0) as head:
@@ -76,6 +77,7 @@ def test_sites_that_are_killed_in_a_phase_are_in_the_sum_if_their_numbers_came(p
         ps.replay(done.folder, functools.partial(steady, site=0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("phase", ["sum", "open"])
 def test_a_round_below_the_threshold_is_given_up_aloud_and_the_next_one_goes_on(phase: str, tmp_path: Path) -> None:
     """Three of five sites die, and others take their seats, with keys of their own."""

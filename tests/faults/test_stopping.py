@@ -78,6 +78,7 @@ def once_stepped() -> Callable[[Live], None]:
     return watch
 
 
+@pytest.mark.thorough
 def test_a_run_stopped_within_a_round_resumes_to_the_same_weights(tmp_path: Path) -> None:
     """Its checkpoint is a version of the uninterrupted run, made before workers left."""
     train = partial(stopping.lingering, pause_s=0.3)
@@ -100,6 +101,7 @@ def unevenly(worker: ps.Worker) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_the_last_checkpoint_is_of_the_version_at_the_stop(tmp_path: Path) -> None:
     """Each worker is within a step then; it counts, and its answer carries the stop."""
     kept = ps.Checkpoint(every_s=0.05)
@@ -114,6 +116,7 @@ def checkpoint_of(folder: Path, version: int) -> bool:
     return one.name.startswith(PREFIX) and latest(folder).manifest.version <= version
 
 
+@pytest.mark.thorough
 def test_a_stop_waits_for_the_last_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
     """No worker is killed for the time the server takes to write it."""
     run = ps.run(
@@ -132,6 +135,7 @@ def test_a_stop_waits_for_the_last_checkpoint(slow_disk: Any, tmp_path: Path) ->
     assert checkpoint_of(run.folder / FOLDER, run.version)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every_s", [1000.0, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_ctrl_c_waits_for_the_last_checkpoint(every_s: float, slow_disk: Any, tmp_path: Path) -> None:
     """Also for one that is being written at the time."""
@@ -154,6 +158,7 @@ def test_ctrl_c_waits_for_the_last_checkpoint(every_s: float, slow_disk: Any, tm
     assert pressed is None or pressed.join() is None
 
 
+@pytest.mark.thorough
 def test_ctrl_c_during_the_last_checkpoint_loses_nothing(slow_disk: Any, tmp_path: Path) -> None:
     pressed = press_when(tmp_path / "writing")
     with pytest.raises(ps.RunInterrupted, match="interrupted at version 40; ") as caught:
@@ -170,6 +175,7 @@ def test_ctrl_c_during_the_last_checkpoint_loses_nothing(slow_disk: Any, tmp_pat
     assert checkpoint_of(caught.value.folder / FOLDER, 40)
 
 
+@pytest.mark.thorough
 def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(slow_disk: Any, tmp_path: Path) -> None:
     started_s = time.monotonic()
     pressed = press_when(tmp_path / "writing", 1.0)
@@ -186,6 +192,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(slow_disk: Any, tmp_path
     assert time.monotonic() - started_s < 30.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ctrl_c", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_endless_checkpoint_is_a_deadline_error(ctrl_c: bool, slow_disk: Any, tmp_path: Path) -> None:
     """The error names the server and what it was doing."""
@@ -249,6 +256,7 @@ def test_a_second_sigterm_exits_as_a_signal_does(tmp_path: Path, monkeypatch: py
     assert caught.value.code == 128 + signal.SIGTERM
 
 
+@pytest.mark.thorough
 def test_an_error_is_reported_despite_a_dying_loader_process() -> None:
     """Torch raises for a dead loader process anywhere, even while the worker reports its error."""
     with pytest.raises(ps.WorkerError, match="worker 1 raised Unlucky: the user's error") as caught:
@@ -302,6 +310,7 @@ def test_a_fork_server_ends_with_its_launcher_even_while_importing(tmp_path: Pat
     script.communicate()
 
 
+@pytest.mark.thorough
 def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
     """The kernel's parent-death signal follows the parent's thread."""
     ForkServer.close_shared()
@@ -323,6 +332,7 @@ def test_the_last_round_is_complete() -> None:
     assert run.discarded == {}
 
 
+@pytest.mark.thorough
 def test_ctrl_c_does_not_wait_for_what_train_refers_to(tmp_path: Path) -> None:
     """Nor does the next run get an answer that nobody waits for any more."""
     first = ForkServer.shared().pid
@@ -346,6 +356,7 @@ def test_the_next_run_works_after_a_start_that_timed_out(tmp_path: Path, monkeyp
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
 
 
+@pytest.mark.thorough
 def test_a_start_interrupted_half_way_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the server and one worker were started."""
     started: list[int] = []
@@ -367,6 +378,7 @@ def test_a_start_interrupted_half_way_leaves_no_process(monkeypatch: pytest.Monk
     assert ps.run(SHORT, "sync_sgd", workers=2).steps == 40
 
 
+@pytest.mark.thorough
 def test_a_worker_that_never_steps_ends_with_the_run() -> None:
     run = ps.run(stopping.only_reads, "sync_sgd", workers=2, until=ps.Until(seconds=0.3))
     assert run.ended.startswith("0.3 seconds")

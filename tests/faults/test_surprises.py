@@ -42,6 +42,7 @@ def fed_by_processes(worker: ps.Worker, epochs: int, persistent: bool, pause_s: 
             time.sleep(pause_s)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow(["sync_sgd", "async_sgd", "hogwild"], {"hogwild"}))
 def test_a_death_is_noticed_despite_surviving_loader_processes(name: Any) -> None:
     """They notice after 5 s and hold the dead worker's connections, under allreduce gloo's too."""
@@ -57,6 +58,7 @@ def test_a_death_is_noticed_despite_surviving_loader_processes(name: Any) -> Non
     assert any("worker 1 died" in one.what for one in run.incidents)
 
 
+@pytest.mark.thorough
 def test_a_run_does_not_wait_for_idle_loader_processes() -> None:
     train = partial(fed_by_processes, epochs=2, persistent=True)
     run = ps.run(train, ps.async_sgd(), workers=2, until=ps.Until(seconds=4.5), timeout_s=30)
@@ -91,6 +93,7 @@ def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
     assert gone_within(started, 1.0)
 
 
+@pytest.mark.thorough
 def test_loader_processes_of_an_evaluation_end_with_the_run(tmp_path: Path) -> None:
     kept: list[DataLoader[Any]] = []
 
@@ -131,6 +134,7 @@ def freezing(worker: ps.Worker) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["async_sgd", pytest.param("hogwild", marks=pytest.mark.slow)])
 def test_a_frozen_last_worker_is_evicted(name: str) -> None:
     """Its batches are counted as not visited."""
@@ -166,6 +170,7 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     ForkServer.close_shared()  # it knows a module that is no longer there
 
 
+@pytest.mark.thorough
 def test_edited_modules_and_environment_reach_the_next_run(
     edited: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +207,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_processes_import_from_the_scripts_paths(tmp_path: Path) -> None:
     """From sys.path as the script left it, not from the current folder."""
     script, shadows = tmp_path / "script" / "train.py", ("select.py", "plesio/__init__.py")
@@ -230,6 +236,7 @@ def cell() -> Callable[[ps.Worker], None]:
     return train
 
 
+@pytest.mark.thorough
 def test_classes_of_earlier_runs_are_forgotten() -> None:
     """A notebook cell run again and again does not fill the memory."""
     for _ in range(3):
@@ -250,6 +257,7 @@ def test_a_training_function_may_be_larger_than_a_message(monkeypatch: pytest.Mo
     assert run.logged[0].metrics["total"] == data.sum()
 
 
+@pytest.mark.thorough
 def test_a_program_ends_without_resource_warnings() -> None:
     """Python shows them only in development mode."""
     program = (
@@ -374,6 +382,7 @@ def leaving_a_child(worker: Any, note: str) -> None:
     optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_child_process_left_by_training_does_not_hold_the_run(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     assert ps.run(partial(leaving_a_child, note=str(note)), ps.sync_sgd(), workers=1, timeout_s=60).version == 1

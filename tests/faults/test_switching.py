@@ -45,6 +45,7 @@ def events(run: ps.Run) -> list[Any]:
     return [one.event for one in read_journal(run.folder) if isinstance(one, Received)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "hidden"),
     [pytest.param("adam", 16, marks=pytest.mark.slow, id="copied"), pytest.param("sgd", 23_000, id="read in place")],
@@ -72,6 +73,7 @@ class Switcher:
             live.switch(self._steps.pop(0)[1], "as the test wants it")
 
 
+@pytest.mark.thorough
 def test_live_switch_takes_a_name_a_recipe_or_a_number_and_the_run_replays(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=14)
     watch = Switcher((30, "local_sgd"), (50, 1), (70, "sync_sgd"), (110, 0))  # the second one changes nothing
@@ -140,6 +142,7 @@ def test_a_switch_waits_for_the_slowest_and_for_nobody_who_died(dies: bool, tmp_
     assert ps.replay(run.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_while_it_drains_switches_all_the_same(tmp_path: Path) -> None:
     todo: list[Callable[[Live], None]] = [
         lambda live: live.switch("local_sgd", "as the test wants it"),
@@ -158,6 +161,7 @@ def test_a_server_that_dies_while_it_drains_switches_all_the_same(tmp_path: Path
     assert ps.replay(run.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_while_it_drains_ends_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """The checkpoint is of the phase that began when all had come."""
     train = functools.partial(holding_up, folder=tmp_path, dies=False)
@@ -186,6 +190,7 @@ def run_folder(runs: Path) -> Path:
 FAR = ps.phases(ps.sync_sgd(), (6, ps.local_sgd(2)), (10, ps.diloco(2, codec="int8")))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 def test_workers_of_other_hosts_get_the_state_of_the_optimizer(kind: str) -> None:
     """It goes to them with the switch: the bits are those of workers beside the server."""
@@ -195,6 +200,7 @@ def test_workers_of_other_hosts_get_the_state_of_the_optimizer(kind: str) -> Non
     assert all(torch.equal(value, far.state_dict[name]) for name, value in local.state_dict.items())
 
 
+@pytest.mark.thorough
 def test_what_a_worker_of_another_host_holds_is_not_had_and_its_run_replays(tmp_path: Path) -> None:
     """Beside one of this host, whose state goes on for all; and one of another host comes late."""
     plan = ps.phases(ps.sync_sgd(), (4, ps.local_sgd(2)), (8, ps.async_sgd()), (40, ps.local_sgd(2, codec="int8")))

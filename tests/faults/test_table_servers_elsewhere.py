@@ -64,6 +64,7 @@ def test_all_servers_may_be_elsewhere_behind_certificates(far: bool, tmp_path: P
     assert_rows(run, twin_of(run.folder, ps.async_sgd(), ADAGRAD))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [ps.async_sgd(), pytest.param(ps.sync_sgd(), marks=pytest.mark.slow)], ids=lambda one: one.name
 )
@@ -122,6 +123,7 @@ def lost(tmp_path: Path) -> tuple[ps.Run, Path]:
     return whole, caught.value.resume
 
 
+@pytest.mark.thorough
 def test_a_killed_server_is_named_and_any_number_goes_on_here_or_elsewhere(lost: Any, tmp_path: Path) -> None:
     whole, place = lost
     loop = partial(dealt, epochs=12)
@@ -133,6 +135,7 @@ def test_a_killed_server_is_named_and_any_number_goes_on_here_or_elsewhere(lost:
     assert (run.version, same_rows(whole, run)) == (whole.version, True)
 
 
+@pytest.mark.thorough
 def test_a_server_that_outlives_its_run_joins_the_next_one_there(tmp_path: Path) -> None:
     loop = partial(dealt, epochs=12)
     with joined(loop, rejoin_s=30.0) as door:
@@ -152,6 +155,7 @@ def test_a_server_that_outlives_its_run_joins_the_next_one_there(tmp_path: Path)
     assert run.batches_unvisited == 0
 
 
+@pytest.mark.thorough
 def test_a_stopped_server_ends_the_run_after_its_lease() -> None:
     with joined(partial(dealt, epochs=400)) as door:
 
@@ -189,6 +193,7 @@ def brings(worker: Any) -> None:
     dealt(worker, epochs=1)
 
 
+@pytest.mark.thorough
 def test_rows_from_before_the_run_are_dealt_to_servers_elsewhere() -> None:
     whole = ps.run(brings, ps.sync_sgd(), workers=3, timeout_s=60)
     with joined(brings) as door:
@@ -198,6 +203,7 @@ def test_rows_from_before_the_run_are_dealt_to_servers_elsewhere() -> None:
     assert same_rows(whole, run)
 
 
+@pytest.mark.thorough
 def test_evaluations_see_rows_from_elsewhere() -> None:
     def looked(model: nn.Module) -> dict[str, float]:
         return {"ids": float(model.ids(torch.arange(30)).double().sum())}
@@ -245,6 +251,7 @@ def waits(worker: Any, mark: Path, over: Path) -> None:
     train(worker)
 
 
+@pytest.mark.thorough
 def test_training_waits_for_servers_and_names_those_that_do_not_come() -> None:
     with head(far=False, servers_join=2) as door:
         door.fork(train, rank=0)

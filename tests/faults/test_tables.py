@@ -76,6 +76,7 @@ def test_workers_that_ask_for_rows_wrongly_are_hung_up_on() -> None:
         assert any(words in what for worker, what in said if worker == rank), said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mortal", but_slow([False, True], {True}))
 def test_a_resumed_sync_sgd_run_has_the_rows_of_the_uninterrupted_one_bit_for_bit(mortal: bool, tmp_path: Path) -> None:
     """That one in virtual time, where bits are the same."""
@@ -90,6 +91,7 @@ def test_a_resumed_sync_sgd_run_has_the_rows_of_the_uninterrupted_one_bit_for_bi
     assert not mortal or all(len(one) for one in (saved.tables()["ids"]["counts"], rows_of(whole)["ids"]["counts"]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.async_sgd(), ps.sync_sgd(rows="each"), ps.buffered(2, rows="with")], {"async_sgd"}),
@@ -106,6 +108,7 @@ def test_a_run_with_tables_resumes_and_its_journal_replays(strategy: Strategy, t
     assert str(ps.replay(resumed.folder, loop)) == f"bit-identical: {resumed.version:,} versions, all computed again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "mortal"),
     in_turn([ps.sync_sgd(), ps.local_sgd(3)], [False, True]),
@@ -220,6 +223,7 @@ def test_a_run_resumes_with_another_rate_for_its_rows(kept: Path, tmp_path: Path
     assert run.version > latest(kept).manifest.version
 
 
+@pytest.mark.thorough
 def test_a_damaged_table_is_skipped_for_an_older_checkpoint(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, partial(dealt, epochs=6), checkpoint=OFTEN)
     assert run.folder is not None
@@ -243,6 +247,7 @@ def links(path: Path) -> int:
     return len([*path.glob("table-0.*.safetensors")])
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_from_each_link_of_a_chain_as_if_undisturbed(tmp_path: Path) -> None:
     loop = partial(dealt, pause_s=0.0)
     every = ps.Checkpoint(every_s=0.2, keep=99)
@@ -257,6 +262,7 @@ def test_a_run_resumes_from_each_link_of_a_chain_as_if_undisturbed(tmp_path: Pat
         assert same(resumed, whole)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_server_is_killed_between_checkpoints_goes_on_from_the_last(tmp_path: Path) -> None:
     """Nothing that is half there, and the checkpoint is a link of a chain."""
     loop = partial(rare, ends=tmp_path)
@@ -312,6 +318,7 @@ def fills_the_disk(worker: Any) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path / "runs", fills_the_disk, checkpoint=ps.Checkpoint(every_s=0.02))
     told = [one.what for one in run.incidents if one.what.startswith("the checkpoint ")]

@@ -148,6 +148,7 @@ def test_a_worker_that_says_what_it_may_not_is_hung_up_on(tmp_path: Path) -> Non
     assert len(hung_up_on) == len(told) == len(IN_TRAINING) + len(BEFORE)
 
 
+@pytest.mark.thorough
 def test_connections_that_are_cut_while_they_resume_or_damaged_lose_no_seat(tmp_path: Path) -> None:
     with head() as door:
         proxy = Proxy(door.port)
@@ -177,6 +178,7 @@ def test_connections_that_are_cut_while_they_resume_or_damaged_lose_no_seat(tmp_
     assert (done.version, done.steps, done.batches_unvisited) == (720, 720, 0)
 
 
+@pytest.mark.thorough
 def test_steps_that_are_called_off_survive_cuts(tmp_path: Path) -> None:
     """The parameters that go with such an answer are asked for, and asked for again."""
     with head() as door:
@@ -205,6 +207,7 @@ def finishing(worker: Any, into: Path) -> None:
     (into / "finished").touch()
 
 
+@pytest.mark.thorough
 def test_a_connection_that_is_cut_at_the_end_costs_nothing(tmp_path: Path) -> None:
     with head() as door:
         proxy = Proxy(door.port)
@@ -236,6 +239,7 @@ def other_data(worker: Any) -> None:
     next(iter(worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)[2]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_a_latecomer_that_is_not_like_the_others_is_refused_alone(tmp_path: Path, far: bool) -> None:
     with head(far) as door:

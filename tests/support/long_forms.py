@@ -28,9 +28,13 @@ def but_slow(every: Iterable[Any], quick: Collection[Any], later: pytest.MarkDec
     return [one if name in quick else pytest.param(one, marks=later) for name, one in named]
 
 
-def but_thorough(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Each parameter; those that are not among the `quick` ones are left to `make test-all`."""
-    return but_slow(every, quick, pytest.mark.thorough)
+def but_thorough(every: Iterable[Any], quick: Collection[Any], then: Collection[Any] | None = None) -> list[Any]:
+    """Each parameter; those that are not among the `quick` ones are left to `make test-all`. With `then`: those of them that are
+    not in `then`, to `make test-long`."""
+    every = list(every)
+    soon = [one for one in every if then is None or getattr(one, "name", one) in {*quick, *then}]
+    once = but_slow(soon, quick, pytest.mark.thorough)
+    return [*once, *(pytest.param(one, marks=pytest.mark.slow) for one in every if one not in soon)]
 
 
 def in_turn(first: Sequence[Any], second: Sequence[Any], later: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
