@@ -25,6 +25,7 @@ from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.mean import weighted_into
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.optimizer_state import StatefulOptimizer
+from support.long_forms import in_turn
 from support.plain_folds import without_kernels
 
 Make = Callable[[Sequence[torch.Tensor]], Optimizer]
@@ -118,14 +119,14 @@ def test_kernels_round_as_torch_does() -> None:
     assert one_pass.kernels() is not None
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "named"), in_turn([*OPTIMIZERS], [*STRATEGIES], later=pytest.mark.thorough))
 @settings(deadline=None, max_examples=5)
 @given(size=SIZES, workers=st.integers(1, 8), seed=st.integers(0, 99), odd=ODD, place=st.integers(0, 1 << 20))
 def test_compiled_folds_have_the_bits_of_torchs_operations(
-    optimizer: str, strategy: Strategy, size: int, workers: int, seed: int, odd: float, place: int
+    optimizer: str, named: str, size: int, workers: int, seed: int, odd: float, place: int
 ) -> None:
     """Weights, look-ahead, state and statistics; with equal and unequal shares, and an odd number at any place."""
+    strategy = STRATEGIES[named]
     workers = max(workers, 2) if strategy.gather.size(None) > 1 else workers
     servers = [Server(OPTIMIZERS[optimizer], strategy, workers, size, one, threads=1) for one in (True, False)]
     source = torch.Generator().manual_seed(seed)

@@ -70,6 +70,15 @@ class Tables:
             write_rows(folder, link, share, None if self.servers == 1 else server)
 
 
+def of_two(folder: Path) -> tuple[Tables, Path, Path]:
+    """Tables with two checkpoints: of all rows, and of those that changed."""
+    tables = Tables(folder)
+    tables.step([*range(1000)], [1])
+    first = tables.save()
+    tables.step([3], [2])
+    return tables, first, tables.save()
+
+
 def files(path: Path) -> list[str]:
     """Those of the first two tables."""
     return sorted(one.name for one in path.glob("table-[01].*"))
@@ -187,11 +196,7 @@ def test_a_chain_is_begun_anew_when_it_is_long(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_was_copied_stands_by_itself(tmp_path: Path) -> None:
-    tables = Tables(tmp_path / "here")
-    tables.step([*range(1000)], [1])
-    tables.save()
-    tables.step([3], [2])
-    path = tables.save()
+    tables, _, path = of_two(tmp_path / "here")
     copied = Path(shutil.copytree(path, tmp_path / "there" / path.name))
     shutil.rmtree(tmp_path / "here")
     assert same(restored(latest(tmp_path / "there").tables(), tables.clock), tables.kept())
@@ -206,31 +211,25 @@ def test_where_there_are_no_links_files_are_copied(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
-    tables = Tables(tmp_path)
-    tables.step([*range(1000)], [1])
-    first = tables.save()
-    tables.step([3], [2])
-    second = tables.save()
+    tables, first, second = of_two(tmp_path)
     assert len(files(second)) == 4
     assert not (first / "table-0.safetensors").samefile(second / "table-0.safetensors")
     assert same(restored(read(second).tables(), tables.clock), tables.kept())
 
 
 def test_a_damaged_file_of_changed_rows_is_refused_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
-    tables = Tables(tmp_path)
-    tables.step([*range(1000)], [1])
-    older, rows = tables.save(), tables.kept()
-    tables.step([3], [2])
-    file = tables.save() / "table-0.1.safetensors"
+    (_, older, newer), then = of_two(tmp_path / "here"), Tables(tmp_path / "there")
+    then.step([*range(1000)], [1])  # as far as the older one
+    file = newer / "table-0.1.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    saved = latest(tmp_path)
+    saved = latest(tmp_path / "here")
     assert saved.path == older
     assert "table-0.1.safetensors is damaged" in saved.passed[0]
-    assert same(restored(saved.tables(), 1), rows)
+    assert same(restored(saved.tables(), 1), then.kept())
     file.unlink()
-    assert latest(tmp_path).path == older
+    assert latest(tmp_path / "here").path == older
 
 
 def test_after_a_checkpoint_that_failed_the_next_has_all_that_changed_since_the_last(
