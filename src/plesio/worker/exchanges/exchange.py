@@ -12,6 +12,7 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena
+from plesio.tensors.own_step import take_step
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.data.use import DataUse
 from plesio.worker.pacer import Timer
@@ -103,7 +104,7 @@ class Exchange:
     def move(self) -> None:
         """The optimizer steps in this process."""
         if self._closure is None:
-            self.part.step()
+            take_step(self.part)
         else:
             self._loss = self.part.step(self._closure)
         self.moved()
