@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -88,13 +87,17 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert on.version == newest + 15
 
 
-def test_its_workers_may_change_in_number() -> None:
-    def scale(live: Any) -> None:
+@pytest.mark.thorough
+def test_its_workers_may_change_in_number(tmp_path: Path) -> None:
+    def scale(live: ps.Live) -> None:
         if live.version > 20:
             live.scale(3)
+        if live.now is not None and sum(one.steps > 0 for one in live.now.workers) == 3:
+            (folder,) = tmp_path.iterdir()
+            (folder / "asked-stop").touch()
 
     run = ps.run(
-        loops.endless, "allreduce", workers=2, workers_max=3, watch=scale, until=ps.Until(steps=600), timeout_s=30
+        loops.endless, "allreduce", workers=2, workers_max=3, watch=scale, until=ps.Until(seconds=60.0), runs=tmp_path
     )
     assert run.workers[2].steps > 0
 

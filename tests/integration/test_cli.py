@@ -35,6 +35,7 @@ from plesio.strategy.recipes import RECIPES
 from support import processes
 from support.long_forms import but_slow
 from support.programs import PYTHON, behind
+from support.typed import said
 
 SCRIPT = """
 import torch
@@ -94,8 +95,7 @@ def script(name: str = "script.py", *, first: str = "pass", metric: str = "accur
 
 
 def test_strategies_shows_each_recipe_with_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "strategies")
     assert all(name in out for name in RECIPES)
     assert "momentum" in out
     assert "arXiv 1907.11612" in out
@@ -121,8 +121,7 @@ def test_neither_a_list_nor_a_refusal_imports_torch(typed: str) -> None:
 
 @pytest.mark.parametrize("command", ["compare", "strategies", "replay", "journal"])
 def test_each_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, command, "--help")
     assert "bool" not in out
     assert "--help" in out
 
@@ -243,8 +242,7 @@ def test_strategy_names_parse_back_to_the_strategy() -> None:
 
 def test_run_prints_the_table_and_leaves_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--strategy", "local_sgd", "--set", "every=4", "--workers", "2", "--runs", "here"]
-    assert main(["run", script(), *settings, "--slow", "0:3", "--pace", "0.002", "--until", "steps=60"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "run", script(), *settings, "--slow", "0:3", "--pace", "0.002", "--until", "steps=60")
     assert "local_sgd(every 4 steps): 60 steps were up" in out
     assert "exchange" in out
     assert "written to here/" in out
@@ -262,8 +260,7 @@ def test_a_run_whose_folder_lacks_files_has_failed(
     with pytest.warns(
         RuntimeWarning, match=r"it lacks report.html .*; make room, or give another folder \(runs=, --runs\)"
     ):
-        assert main(["run", script(), "--workers", "1", "--until", "steps=20"]) == 1
-    assert ", without report.html" in capsys.readouterr().out
+        assert ", without report.html" in said(capsys, "run", script(), "--workers", "1", "--until", "steps=20", code=1)
 
 
 def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,14 +269,17 @@ def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> No
     path = Path(name)
     path.write_text(f"{path.read_text()}\nmain = train\n\ndef train(args, model): pass\n")
     own = ["--function", "main", "--workers", "2", "--until", "steps=20"]
-    assert main(["run", name, "--strategy", "local_sgd(every=4)", "--runs", "here", *own]) == 0
+    ran = said(capsys, "run", name, "--strategy", "local_sgd(every=4)", "--runs", "here", *own)
+    assert "local_sgd(every 4 steps): 20 steps were up" in ran
     assert main(["simulate", name, "--cluster", "uniform", *own]) == 0
-    assert main(["compare", name, "--strategies", "sync_sgd", *own]) == 0
-    assert "local_sgd(every 4 steps): 20 steps were up" in capsys.readouterr().out
+    assert "local_sgd(every 4 steps): 20 steps were up" in said(
+        capsys, "compare", name, "--strategies", "sync_sgd", *own
+    )
     (folder,) = Path("here").iterdir()
     assert main(["replay", str(folder), "--function", "main"]) == 0
-    assert main(["replay", str(folder)]) == 2
-    assert "cannot be the training function: plesio calls it with one argument" in capsys.readouterr().err
+    assert "cannot be the training function: plesio calls it with one argument" in said(
+        capsys, "replay", str(folder), code=2
+    )
 
 
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,8 +293,9 @@ def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     (folder,) = Path("here").iterdir()
     assert main(["replay", str(folder), *own]) == 0
     capsys.readouterr()
-    assert main(["replay", str(folder)]) == 1
-    assert "give replay the same: plesio replay RUN --function NAME -- ARGUMENTS" in capsys.readouterr().out
+    assert "give replay the same: plesio replay RUN --function NAME -- ARGUMENTS" in said(
+        capsys, "replay", str(folder), code=1
+    )
 
 
 def test_a_workers_exception_is_shown_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,8 +379,7 @@ def test_json_names_the_target_metric() -> None:
 def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "2", "--slow", "0:4", "--pace", "0.01", "--until", "accuracy=0.9", "--budget-s", "15"]
     files = ["--json", "out/table.json", "--report", "out/report.html"]
-    assert main(["compare", script(), "--strategies", "sync_sgd,async_sgd", *options, *files]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = said(capsys, "compare", script(), "--strategies", "sync_sgd,async_sgd", *options, *files).splitlines()
     assert lines[0].startswith("script.py: 2 workers, worker 0 slowed down 4 times, at least 10 ms a step")
     assert lines[1].startswith("sync_sgd   accuracy 0.9 in ")
     assert lines[2].startswith("async_sgd  accuracy 0.9 in ")
@@ -408,8 +408,7 @@ def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest
 @pytest.mark.thorough
 def test_compare_repeats_each_strategy_with_other_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "1", "--until", "steps=20", "--strategies", "sync_sgd,async_sgd", "--repeats", "3"]
-    assert main(["compare", script(), *options, "--json", "table.json"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "compare", script(), *options, "--json", "table.json")
     assert "(the median of 3 runs)" in out
     repeats = json.loads(Path("table.json").read_text())["repeats"]
     assert [[run["strategy"] for run in runs] for runs in repeats] == [["sync_sgd"] * 3, ["async_sgd"] * 3]
@@ -433,8 +432,7 @@ def test_compare_with_an_unwritable_file_still_writes_the_other(full: str, capsy
 def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     fails_first = "if not (mark := Path('mark')).exists(): mark.touch(); raise ValueError('only once')"
     options = ["--workers", "1", "--until", "steps=20", "--json", "table.json"]
-    assert main(["compare", script(first=fails_first), "--strategies", "sync_sgd,hogwild", *options]) == 1
-    out = capsys.readouterr().out
+    out = said(capsys, "compare", script(first=fails_first), "--strategies", "sync_sgd,hogwild", *options, code=1)
     assert "sync_sgd failed: worker 0 raised ValueError: only once" in out
     failed, good = json.loads(Path("table.json").read_text())["rows"]
     assert failed.keys() == KEYS
@@ -445,8 +443,7 @@ def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixtu
 
 def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--strategies", "sync_sgd,hogwild", "--workers", "1"]
-    assert main(["compare", script(first="raise ValueError('no disk')"), *options]) == 1
-    out = capsys.readouterr().out
+    out = said(capsys, "compare", script(first="raise ValueError('no disk')"), *options, code=1)
     assert "Traceback" in out
     assert out.count("failed: worker 0 raised ValueError: no disk") == 4
 
@@ -455,8 +452,7 @@ def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.Capt
     count = "Path('begun').open('a').write('x')"
     path = script(first=count, metric='accuracy" if Path("begun").read_text() == "x" else "error')
     options = ["--strategies", "async_sgd,buffered", "--workers", "1", "--until", "accuracy=2", "--until", "steps=20"]
-    assert main(["compare", path, *options]) == 1
-    out = capsys.readouterr().out
+    out = said(capsys, "compare", path, *options, code=1)
     assert "No run reached accuracy 2 " in out
     assert "buffered(k=2) failed: until accuracy=2: unknown metric 'accuracy'; known: error" in out
 
@@ -542,8 +538,7 @@ REFUSED = [
 def test_what_is_typed_wrong_is_refused_in_one_line(typed: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     script()
     shutil.copy(Path(__file__).parents[2] / "examples" / "cluster.toml", "cluster.toml")
-    assert main(typed.split()) == 2
-    error = capsys.readouterr().err
+    error = said(capsys, *typed.split(), code=2)
     assert error.startswith("plesio: ")
     assert part in error
     assert error.count("\n") == 1
@@ -583,8 +578,7 @@ def test_an_incomplete_script_is_refused(
     content: str, options: str, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("script.py").write_text(content)
-    assert main(["run", "script.py", *options.split()]) == 2
-    error = capsys.readouterr().err
+    error = said(capsys, "run", "script.py", *options.split(), code=2)
     assert error.startswith("plesio: ")
     assert part in error
     assert error.count("\n") == 1

@@ -15,6 +15,7 @@ from plesio.cli.main import main
 from plesio.observe.history import history, kept, to_prune
 from plesio.observe.record import Record
 from plesio.observe.summary import Evaluation, Staleness, Summary, WorkerSummary
+from support.typed import said
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +58,11 @@ def test_the_list_filters_and_sorts(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys) == ["1", "2", "3"]
     assert listed(capsys, "--strategy", "async") == ["1", "3"]
     assert listed(capsys, "--sort", "accuracy") == ["3", "2", "1"]
-    assert main(["runs"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "runs")
     rows = [line.split() for line in out.splitlines()]
     assert ["2", "sync_sgd", "4", "2.00", "s", "50", "100%", "0.8000", "finished"] in rows
-    assert main(["runs", "list", "--sort", "f1"]) == 2
-    assert "known here: changed, time, speed, accuracy" in capsys.readouterr().err
-    assert main(["runs", "list", "--runs", "nowhere"]) == 2
-    assert "nowhere: No such file or directory" in capsys.readouterr().err
+    assert "known here: changed, time, speed, accuracy" in said(capsys, "runs", "list", "--sort", "f1", code=2)
+    assert "nowhere: No such file or directory" in said(capsys, "runs", "list", "--runs", "nowhere", code=2)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +80,7 @@ def test_half_written_folders_are_listed_with_what_is_wrong(
     folder = run_folder("1")
     (folder / file).unlink() if text is None else (folder / file).write_text(text)
     assert kept(folder).why.startswith(why)
-    assert main(["runs", "list"]) == 0
-    assert "async_sgd" in capsys.readouterr().out
+    assert "async_sgd" in said(capsys, "runs", "list")
 
 
 def test_tags_and_notes_are_kept_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,16 +90,13 @@ def test_tags_and_notes_are_kept_and_dropped(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "#base #good; [bold]lr .1\n"
     assert main(["runs", "tag", folder, "--drop", "good"]) == 0
     assert listed(capsys.readouterr() and capsys, "--tag", "base") == ["1"]
-    assert main(["runs"]) == 0
-    assert "finished; #base; [bold]lr .1" in capsys.readouterr().out
-    assert main(["runs", "tag", "runs", "x"]) == 2
-    assert "runs is no run folder: it has no run.toml" in capsys.readouterr().err
+    assert "finished; #base; [bold]lr .1" in said(capsys, "runs")
+    assert "runs is no run folder: it has no run.toml" in said(capsys, "runs", "tag", "runs", "x", code=2)
 
 
 def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(run_folder("1")), str(run_folder("2", "sync_sgd")), str(run_folder("3", "sync_sgd", 0.5))]
-    assert main(["runs", "compare", *folders, "--until", "accuracy=0.9", "--report", "report.html"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "runs", "compare", *folders, "--until", "accuracy=0.9", "--report", "report.html")
     assert "sync_sgd 3" in out
     assert (
         "async_sgd, sync_sgd 2 and sync_sgd 3 tie: they reached accuracy 0.9 in 1.00, 1.00 and more than 2.00 s" in out
@@ -117,8 +111,7 @@ def test_runs_are_compared_with_a_report(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["runs", "compare", "1", "2"]) == 0  # by what both were to reach
     assert "tie: they reached accuracy 0.9" in capsys.readouterr().out
     assert main(["runs", "compare", "runs"]) == 2
-    assert main(["runs", "compare", folders[0], "--until", "accuracy"]) == 2
-    assert "such as accuracy=0.95" in capsys.readouterr().err
+    assert "such as accuracy=0.95" in said(capsys, "runs", "compare", folders[0], "--until", "accuracy", code=2)
 
 
 def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,12 +124,10 @@ def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFi
     assert [one.folder.name for one in to_prune(found, keep=2, older_days=None)] == ["0", "3"]
     assert [one.folder.name for one in to_prune(found, keep=None, older_days=6.5)] == ["0", "3"]
     assert [one.folder.name for one in to_prune(found, keep=None, older_days=9.0)] == ["0"]
-    assert main(["runs", "prune", "--keep", "2"]) == 0
-    assert "would remove runs/0" in capsys.readouterr().out
+    assert "would remove runs/0" in said(capsys, "runs", "prune", "--keep", "2")
     assert main(["runs", "prune", "--keep", "2", "--yes"]) == 0
     assert sorted(one.name for one in Path("runs").iterdir()) == ["1", "2", "4"]
-    assert main(["runs", "prune"]) == 2
-    assert "--keep N or --older DAYS" in capsys.readouterr().err
+    assert "--keep N or --older DAYS" in said(capsys, "runs", "prune", code=2)
 
 
 def test_a_thousand_runs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +161,7 @@ def test_notes_that_cannot_be_written_leave_the_old_ones(capsys: pytest.CaptureF
     folder = run_folder("1")
     assert main(["runs", "tag", str(folder), "base"]) == 0
     (folder / "notes.toml.new").mkdir()  # in the way
-    assert main(["runs", "tag", str(folder), "more"]) == 2
-    assert "notes.toml cannot be written" in capsys.readouterr().err
+    assert "notes.toml cannot be written" in said(capsys, "runs", "tag", str(folder), "more", code=2)
     assert kept(folder).tags == ("base",)
 
 
@@ -209,8 +199,7 @@ def test_figures_of_another_version_are_listed_and_cannot_be_compared(
     folder = run_folder("1")
     (folder / "summary.json").write_bytes(text)
     assert listed(capsys) == ["1"]
-    assert main(["runs", "compare", str(folder)]) == 2
-    assert "is not the summary of a run" in capsys.readouterr().err
+    assert "is not the summary of a run" in said(capsys, "runs", "compare", str(folder), code=2)
 
 
 def test_a_failed_run_is_listed_as_failed(tmp_path: Path) -> None:
@@ -225,9 +214,8 @@ def test_the_folder_can_be_named_without_a_command(capsys: pytest.CaptureFixture
     run_folder("1").rename("elsewhere")
     Path("others").mkdir()
     Path("elsewhere").rename("others/one")
-    assert main(["runs", "--runs", "others"]) == 0
-    assert "one" in capsys.readouterr().out
-    assert main(["runs", "--runs", "others", "list"]) == 0
-    assert "one" in capsys.readouterr().out
-    assert main(["runs", "--runs", "others", "compare", "others/one"]) == 2
-    assert "compare takes run folders; leave --runs out" in capsys.readouterr().err
+    assert "one" in said(capsys, "runs", "--runs", "others")
+    assert "one" in said(capsys, "runs", "--runs", "others", "list")
+    assert "compare takes run folders; leave --runs out" in said(
+        capsys, "runs", "--runs", "others", "compare", "others/one", code=2
+    )

@@ -14,9 +14,11 @@ import pytest
 
 from plesio.cli.main import main
 from plesio.launch.ctrl_c import ENDING, CtrlC, stay_deaf
+from support.typed import said
 
 SCRIPT = """
 from support.loops import FEATURES, CLASSES, data
+from support.typed import said
 import torch
 
 X, Y = data()
@@ -51,8 +53,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--strategy", "local_sgd", "--set", "every=4", "--workers", "3", "--runs", "here"]
-    assert main(["simulate", "script.py", "--cluster", "one-straggler", *options, "--budget-s", "5"]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "simulate", "script.py", "--cluster", "one-straggler", *options, "--budget-s", "5")
     assert out.startswith("script.py: 3 workers simulated on one-straggler, all times virtual, at most 5 s\n")
     assert "local_sgd(every 4 steps): 5 seconds were up · 5.00 s" in out
     assert "All times are virtual: 5.00 s of them were simulated in " in out
@@ -161,8 +162,7 @@ def test_a_deaf_process_forks_processes_that_hear() -> None:
 def test_the_number_of_workers_is_the_clusters_or_as_given(
     cluster: str, more: str, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", "script.py", "--cluster", cluster, "--until", "steps=200", *more.split()]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "simulate", "script.py", "--cluster", cluster, "--until", "steps=200", *more.split())
     assert f"script.py: {workers} workers simulated on {cluster}," in out
     assert ("of 40 workers the 8 slowest and the 8 fastest are shown" in out) is (workers == 40)
     assert sum(line.startswith("│") for line in out.splitlines()) == min(workers, 16)
@@ -172,8 +172,7 @@ def test_the_number_of_workers_is_the_clusters_or_as_given(
 def test_compare_in_virtual_time(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "40", "--until", "accuracy=0.8", "--strategies", "sync_sgd,async_sgd"]
     files = ["--json", "table.json", "--report", "report.html"]
-    assert main(["compare", "script.py", "--cluster", "heavy-tail", *options, *files]) == 0
-    out = capsys.readouterr().out
+    out = said(capsys, "compare", "script.py", "--cluster", "heavy-tail", *options, *files)
     assert "40 workers simulated on heavy-tail, all times virtual, until accuracy 0.8, at most 30 s" in out
     assert "All times are virtual: " in out
     assert [row["strategy"] for row in json.loads(Path("table.json").read_text())["rows"]] == ["sync_sgd", "async_sgd"]

@@ -1,10 +1,11 @@
 """Every Python block of the docs is run, with what its page takes for granted. Elsewhere: those of start.md and the README
-in test_docs.py and test_readme.py, those of local-steps.md in test_docs_strategies.py, those of ray.md by `make test-ray`."""
+in test_docs.py and test_readme.py, those of ray.md by `make test-ray`."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
 import subprocess
 import sys
 import types
@@ -288,3 +289,19 @@ BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumer
 def test_the_code_of_a_page_runs(page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     HOW.get(page, as_program)(code)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "page",
+    [DOCS / "local-steps.md", DOCS / "tables.md", *sorted(DOCS.glob("strategies/*.md"))],
+    ids=lambda page: page.stem,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_prints_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Time is virtual, so the figures are those of any machine."""
+    shown = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown
+    for code, printed in shown:
+        exec(compile(code, page.name, "exec"), {"__name__": "page"})
+        assert capsys.readouterr().out == printed
