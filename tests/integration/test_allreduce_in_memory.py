@@ -36,14 +36,6 @@ def test_it_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(value, again.state_dict[name]) for name, value in done.state_dict.items())
 
 
-@pytest.mark.thorough
-def test_a_killed_worker_leaves_the_rounds_to_the_others(tmp_path: Path) -> None:
-    train = partial(loops.visit, folder=str(tmp_path), rows=120, epochs=6, pause_s=0.004)
-    run = ps.run(train, "allreduce", workers=3, faults=[ps.Kill(worker=2, after_s=0.2)], timeout_s=30)
-    assert run.workers[2].left == "died"
-    assert run.batches_unvisited == 0
-
-
 def scheduled(worker: ps.Worker, epochs: int) -> None:
     """Batches do not divide by the workers; a momentum, a schedule by epoch, statistics in buffers."""
     torch.manual_seed(0)

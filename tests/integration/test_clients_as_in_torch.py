@@ -406,7 +406,7 @@ def test_a_run_that_goes_on_without_workers_goes_on_without_clients_and_else_the
             simulated(train, **settings)
 
 
-@pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
+@pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["remote", "of this host"])
 def test_workers_that_join_go_on_without_clients_as_the_run_does(far: bool) -> None:
     run = remote.run(reads_files, ps.fedbuff(3), workers=2, far=far, on_worker_error="continue")
     assert [(one.client, one.left_out) for one in run.summary.clients if one.left_out] == [(1, 3)]

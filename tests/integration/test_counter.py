@@ -77,11 +77,12 @@ def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
 
 
 def wrong(worker: ps.Worker, name: Any, amount: Any) -> None:
+    """`name`: several, by a blank; of each worker, by a bar."""
     if name == "before":
         worker.counter("episodes")
     model = nn.Linear(1, 1)
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    for own in name.split():
+    for own in name.split("|")[worker.rank % (1 + name.count("|"))].split():
         worker.counter(own).add(amount)
     model(torch.rand(4, 1)).sum().backward()
     optimizer.step()
@@ -95,19 +96,11 @@ def wrong(worker: ps.Worker, name: Any, amount: Any) -> None:
         (ps.allreduce("torch"), "games", 1, "loop over worker.steps"),
         ("async_sgd", "games" * 4, 1, "1 to 16 ASCII characters"),
         ("async_sgd", "a b c d e", 1, "4 counters at most: a, b, c, d"),
+        ("sync_sgd", "a b c|d e f", 1, "the workers use 6 counters"),
         ("async_sgd", "games", -1, "a whole number from 0"),
         ("async_sgd", "games", 1.0, "a whole number from 0"),
     ],
 )
 def test_a_wrong_counter_is_refused(strategy: Any, name: str, amount: Any, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(wrong, name=name, amount=amount), strategy, workers=1, timeout_s=30.0)
-
-
-def five_together(worker: ps.Worker) -> None:
-    wrong(worker, "a b c" if worker.rank else "d e f", 1)
-
-
-def test_five_counters_of_several_workers_are_refused() -> None:
-    with pytest.raises(ps.ConfigurationError, match="the workers use 6 counters"):
-        ps.run(five_together, "sync_sgd", workers=2, timeout_s=30.0)
+        ps.run(partial(wrong, name=name, amount=amount), strategy, workers=1 + name.count("|"), timeout_s=30.0)

@@ -126,7 +126,7 @@ def test_two_workers_with_optimizer_state_match_the_cpu(strategy: Any, state: bo
 
 
 @pytest.mark.filterwarnings("ignore:.*not finite.*:RuntimeWarning")
-@pytest.mark.parametrize("strategy", ["async_sgd", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["async_sgd", pytest.param("local_sgd", marks=pytest.mark.thorough)])
 def test_a_non_finite_gradient_is_discarded(strategy: str) -> None:
     run = ps.run(partial(one_step, on="lazy", poison=True), strategy, workers=2, timeout_s=60.0)
     assert run.summary.discarded == {"not finite": 1}

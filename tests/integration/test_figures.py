@@ -91,19 +91,6 @@ def test_contributions_crossing_their_cancellation_are_no_useful_work() -> None:
     assert useful(run) == run.folded
 
 
-@pytest.mark.thorough
-def test_useful_work_of_processes_excludes_cancelled_steps() -> None:
-    run = ps.run(
-        functools.partial(own, steps=None),
-        ps.first_of(2),
-        workers=4,
-        pace=ps.Pace(step_s=0.02),
-        until=ps.Until(seconds=1.5),
-    )
-    assert 0 <= useful(run) - run.folded <= 4  # those that came and were not folded before the end
-    assert run.ideal_share < 0.75
-
-
 def test_finished_workers_do_not_lower_the_ideal_share() -> None:
     """40 steps each: three workers finish at 0.8 s of 4, and nobody waits."""
     run = simulated(ps.async_sgd("plain"), STRAGGLER, steps=40)
