@@ -379,9 +379,7 @@ def test_an_optimizer_folded_in_another_way_is_refused(was: str, now: str, tmp_p
     ("damaged", "words"),
     [
         pytest.param(
-            lambda whole: os.urandom(3000),
-            r"is not known: .*journal\.bin is no journal",
-            marks=pytest.mark.thorough,
+            lambda whole: os.urandom(3000), r"is not known: .*journal\.bin is no journal", marks=pytest.mark.thorough
         ),
         pytest.param(lambda whole: b"", r"is not known: the journal .* is empty", marks=pytest.mark.slow),
         (

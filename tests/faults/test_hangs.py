@@ -65,9 +65,7 @@ def end_the_fork_server(seen: list[float]) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name",
-    but_slow(["async_sgd", ps.allreduce("torch"), "sync_sgd", "hogwild"], {"async_sgd"}),
-    ids=str,
+    "name", but_slow(["async_sgd", ps.allreduce("torch"), "sync_sgd", "hogwild"], {"async_sgd"}), ids=str
 )
 def test_the_fork_servers_death_is_one_clear_error(name: Any) -> None:
     """Its children die with it, and the next run starts a new one."""

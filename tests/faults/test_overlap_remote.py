@@ -29,11 +29,7 @@ GOING_ON = ps.async_local_sgd(every=3, overlap=True)
 
 
 def visiting(
-    worker: ps.Worker,
-    into: Path,
-    epochs: int,
-    pause_s: float = 0.004,
-    each: Callable[[int], None] = lambda step: None,
+    worker: ps.Worker, into: Path, epochs: int, pause_s: float = 0.004, each: Callable[[int], None] = lambda step: None
 ) -> None:
     """Each sample has a row of its own in the model, from which each fold of it takes 1. 240 kB travel each way."""
     model, optimizer, loader = row_each(worker, SAMPLES, BATCH, WIDTH, lr=float(WORKERS))

@@ -23,14 +23,7 @@ from plesio import __version__
 from plesio.launch.remote.link import Link, persist
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import encode
-from plesio.protocol.worker import (
-    Contribution,
-    DroppedStep,
-    Farewell,
-    LeaseRequest,
-    Ready,
-    WorkDone,
-)
+from plesio.protocol.worker import Contribution, DroppedStep, Farewell, LeaseRequest, Ready, WorkDone
 from plesio.tensors.arena import Layout
 from plesio.transport.connect import connect
 from plesio.transport.wire import Kind
