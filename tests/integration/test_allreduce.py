@@ -99,6 +99,7 @@ def counting(worker: ps.Worker, rows: int, momentum: float = 0.0) -> list[int]:
     return counts
 
 
+@pytest.mark.thorough
 def test_after_a_death_all_begin_anew_and_each_batch_counts_once() -> None:
     run = ps.run(
         partial(counting, rows=480),

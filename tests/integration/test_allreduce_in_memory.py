@@ -29,6 +29,7 @@ def test_it_computes_what_sync_sgd_does() -> None:
     assert (one.strategy, one.version, one.steps) == ("allreduce", 15, 45)
 
 
+@pytest.mark.thorough
 def test_it_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     done = ps.run(ROUNDS, ps.allreduce(), workers=3, runs=tmp_path, timeout_s=30)
     assert done.folder is not None

@@ -244,6 +244,7 @@ def accumulating(worker: ps.Worker, rows: int, on: bool) -> str:
     return replicas.weights(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("rows", "on", "steps"), [(100, True, 9), (96, False, 9)], ids=["counted on", "even"])
 def test_gradients_accumulate_across_epochs(rows: int, on: bool, steps: int) -> None:
     """25 batches an epoch for 2 workers, counted across epochs; or 24, counted anew in each."""
@@ -318,5 +319,6 @@ def test_what_would_be_wrong_in_silence_is_refused(train: Any, error: type[Excep
         reduced(train, workers=3)
 
 
+@pytest.mark.thorough
 def test_a_pass_that_others_multiply_by_zero_is_accepted() -> None:
     assert reduced(odd_one_out, workers=3, how="penalty of all").steps == 30

@@ -178,6 +178,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_a_class_of_the_script_steps_at_the_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([*PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -235,6 +236,7 @@ def endless(worker: ps.Worker) -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", but_thorough(EVERY, {"local_sgd", "hogwild"}), ids=str)
 def test_an_endless_loop_ends_with_the_run(strategy: Any) -> None:
     run = ps.run(endless, strategy, workers=2, until=ps.Until(steps=50), timeout_s=30.0)
@@ -354,6 +356,7 @@ def compiled(worker: ps.Worker) -> None:
             descend(whole, optimizer, 1)
 
 
+@pytest.mark.thorough
 def test_a_fullgraph_compiled_model_trains_with_cancellation() -> None:
     assert ps.run(compiled, ps.first_of(1), workers=1, timeout_s=30.0).folded == 3
 

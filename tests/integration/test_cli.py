@@ -146,6 +146,7 @@ def program(*typed: str, python: Sequence[str] = (sys.executable,), **options: A
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unbuffered", but_slow(["", "1"], {""}))
 @pytest.mark.parametrize(
     "typed", but_slow(["strategies", "strategies --json", "--version", "run --help"], {"strategies", "run --help"})
@@ -159,6 +160,7 @@ def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> N
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("typed", "code", "error"),
     [
@@ -194,6 +196,7 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     assert b"| worker | steps |" in printed.getvalue()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "typed", but_slow(["run {}", "compare {}", "simulate {} --cluster uniform", "replay {}"], {"run {}", "replay {}"})
 )
@@ -263,6 +266,7 @@ def test_a_run_whose_folder_lacks_files_has_failed(
         assert ", without report.html" in said(capsys, "run", script(), "--workers", "1", "--until", "steps=20", code=1)
 
 
+@pytest.mark.thorough
 def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     """By all commands that take a script; a replay has to be told, too."""
     name = script()
@@ -280,6 +284,7 @@ def test_another_function_can_be_named(capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+@pytest.mark.thorough
 def test_sys_argv_reaches_workers(capsys: pytest.CaptureFixture[str]) -> None:
     """In workers, simulations and replays. Arguments before `--` are plesio's."""
     parser = "p = argparse.ArgumentParser(exit_on_error=False); p.add_argument('--start', type=int, default=0)"
@@ -439,6 +444,7 @@ def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixtu
     assert good["folded"] >= 20
 
 
+@pytest.mark.thorough
 def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--strategies", "sync_sgd,hogwild", "--workers", "1"]
     out = said(capsys, "compare", script(first="raise ValueError('no disk')"), *options, code=1)
@@ -446,6 +452,7 @@ def test_compare_where_all_fail_shows_why(capsys: pytest.CaptureFixture[str]) ->
     assert out.count("failed: worker 0 raised ValueError: no disk") == 4
 
 
+@pytest.mark.thorough
 def test_a_target_metric_that_disappears_fails_that_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     count = "Path('begun').open('a').write('x')"
     path = script(first=count, metric='accuracy" if Path("begun").read_text() == "x" else "error')

@@ -202,6 +202,7 @@ def test_every_recipe_replays_and_resumes(strategy: Strategy, tmp_path: Path) ->
         assert_close(second, whole.state_dict)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
 def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path) -> None:
     faults = tuple(f for at in (0.75, 2.25) for f in (Crash(worker=1, at_s=at), Restart(worker=1, at_s=at + 0.5)))
@@ -285,6 +286,7 @@ def test_a_clients_steps_take_its_own_time() -> None:
         assert one.seconds / one.turns / -(-sizes[one.client] // 8) == pytest.approx(speeds[one.client])
 
 
+@pytest.mark.thorough
 def test_rounds_shorter_than_their_evaluation_are_told_and_the_first_version_is_seen(tmp_path: Path) -> None:
     over = tmp_path / "over"
 

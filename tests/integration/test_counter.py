@@ -64,6 +64,7 @@ def test_what_a_dead_worker_counted_stays_counted(tmp_path: Path) -> None:
     assert GAMES == seen[-1] == len(seen) + 5 == run.steps
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
     (seen := tmp_path / "seen").mkdir()
     part = partial(plays, folder=str(seen), games=400)

@@ -84,6 +84,7 @@ def poisoned(worker: ps.Worker, on: str, make: Callable[..., torch.optim.Optimiz
     return all(bool(one.isfinite().all()) for one in kept)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*not finite.*:RuntimeWarning")
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_round_with_a_non_finite_step_does_not_count(make: Callable[..., torch.optim.Optimizer]) -> None:

@@ -114,6 +114,7 @@ def one_step(worker: ps.Worker, on: str, state: bool = False, poison: bool = Fal
         optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "state"), in_turn(["sync_sgd", "local_sgd", ps.allreduce("torch")], [True, False]), ids=str
 )
@@ -234,6 +235,7 @@ ONCE, NEVER = {"event": 1}, dict[str, int]()
 EXCHANGES = "(ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=3), ps.diloco(every=3))"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("train", "strategies", "shown", "wanted"),
     [

@@ -40,6 +40,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert '"decisions/"' in (tmp_path / "_static" / "language_data.js").read_text()  # last in search
 
 
+@pytest.mark.thorough
 def test_start_trains_on_though_a_worker_is_killed(tmp_path: Path) -> None:
     code = blocks_of(DOCS / "start.md")[0]
     (tmp_path / "first.py").write_text(code)

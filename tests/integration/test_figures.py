@@ -73,6 +73,7 @@ def test_half_of_the_work_cancelled_is_an_ideal_share_of_one_half() -> None:
     assert run.ideal_share == pytest.approx(0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [ps.first_of(10, cancel_late=False), ps.ringmaster(2), ps.rennala(2)], ids=lambda one: one.name
 )
@@ -192,6 +193,7 @@ def test_evaluations_are_not_earlier_than_their_version() -> None:
 # Samples of a resumed run
 
 
+@pytest.mark.thorough
 def test_samples_continue_after_a_resume(tmp_path: Path) -> None:
     options = {"workers": 2, "pace": ps.Pace(0.01), "evaluate": weight, "evaluate_every_s": 0.1}
     first = ps.run(

@@ -33,6 +33,7 @@ def test_version_is_a_command_and_an_option(capsys: pytest.CaptureFixture[str]) 
     assert said[0].startswith("plesio 0.")
 
 
+@pytest.mark.thorough
 def test_the_demo_is_a_comparison_and_takes_its_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_tab_key_completes_commands_options_and_names(tmp_path: Path) -> Non
     assert done.stdout.splitlines() == ["compare", "--strategy", "elastic_averaging", "leases shards new"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shell", "file"), [("zsh", ".zfunc/_plesio"), ("fish", ".config/fish/completions/plesio.fish")]
 )
