@@ -14,7 +14,6 @@ from plesio.cli.main import main
 from plesio.server.checkpoints import latest
 
 BREAKS_AT = 20
-PLACES: dict[str, dict[str, Any]] = {"processes": {"pace": ps.Pace(0.01)}}
 
 
 def diverge(worker: Any) -> None:
@@ -29,15 +28,14 @@ def diverge(worker: Any) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     "strategy", [pytest.param(ps.sync_sgd(), marks=pytest.mark.thorough), ps.async_sgd()], ids=lambda one: one.name
 )
 def test_a_diverged_model_is_reported_and_the_last_finite_checkpoint_kept(
-    strategy: ps.Strategy, place: str, tmp_path: Path
+    strategy: ps.Strategy, tmp_path: Path
 ) -> None:
     often = ps.Checkpoint(tmp_path / "kept", every_s=1e-6)
-    run = ps.run(diverge, strategy, workers=2, checkpoint=often, runs=tmp_path / "runs", **PLACES[place])
+    run = ps.run(diverge, strategy, workers=2, checkpoint=often, runs=tmp_path / "runs", pace=ps.Pace(0.01))
     told = [one.what for one in run.incidents if "diverged" in one.what]
     assert len(told) == 1
     assert "holds a NaN or an infinity at version" in told[0]
@@ -105,11 +103,8 @@ def test_more_than_one_in_a_hundred_not_finite_is_a_failure_told_first(
     Path("script.py").write_text(SPOILT.format(bad=bad))
     assert main(["simulate", "script.py", "--cluster", "uniform", "--workers", "2", "--strategy", "sync_sgd"]) == code
     lines = capsys.readouterr().out.splitlines()
-    told = [
-        place
-        for place, line in enumerate(lines)
-        if line.startswith("The run is spoilt: 6 of 400 contributions held a NaN")
-    ]
+    words = "The run is spoilt: 6 of 400 contributions held a NaN"
+    told = [place for place, line in enumerate(lines) if line.startswith(words)]
     figures = next(place for place, line in enumerate(lines) if line.startswith("sync_sgd: finished"))
     assert len(told) == code
     assert all(place < figures for place in told)
