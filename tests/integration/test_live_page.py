@@ -131,6 +131,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_asked(
     tab: Browser, tmp_path: Path
@@ -172,6 +173,7 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_ask
     assert json.loads((folder / LIVE).read_text().splitlines()[-1])["why"] == "stopped from the live page"
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_an_hour_of_32_workers_is_drawn_and_fits_a_phone_in_the_dark(tab: Browser, tmp_path: Path) -> None:
     write(tmp_path / "hour", workers=32, seconds=3600)
@@ -187,6 +189,7 @@ def test_an_hour_of_32_workers_is_drawn_and_fits_a_phone_in_the_dark(tab: Browse
         tab.resize(1280, 900)
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_runs_side_by_side_are_chosen_by_the_keyboard_and_keep_their_zoom(tab: Browser, tmp_path: Path) -> None:
     write(tmp_path / "a", 2, 30, name="async_sgd")
@@ -213,6 +216,7 @@ def test_markup_in_names_is_inert(tab: Browser, tmp_path: Path) -> None:
         assert tab.run("document.querySelectorAll('#report img, nav b, nav img').length") == 0
 
 
+@pytest.mark.thorough
 @needs_browser
 @pytest.mark.parametrize("metric", ["constructor", "__proto__"])
 def test_metrics_named_like_parts_of_the_language_are_drawn(tab: Browser, tmp_path: Path, metric: str) -> None:
@@ -223,6 +227,7 @@ def test_metrics_named_like_parts_of_the_language_are_drawn(tab: Browser, tmp_pa
         assert "worker 1 died" in tab.run("document.body.innerText")
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path: Path) -> None:
     write(tmp_path / "run", 1, 5)
@@ -231,6 +236,7 @@ def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path:
         pass
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_an_advice_is_shown_until_it_no_longer_holds_and_asked_for_while_a_run_goes_on(
     tab: Browser, tmp_path: Path
@@ -249,6 +255,7 @@ def test_an_advice_is_shown_until_it_no_longer_holds_and_asked_for_while_a_run_g
         until(tab, lambda: "finished" in tab.run("document.body.innerText"))
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_a_page_that_is_open_for_a_day_keeps_a_bounded_part(tab: Browser, tmp_path: Path) -> None:
     write(tmp_path / "run", 2, 5)
@@ -266,6 +273,7 @@ def test_a_page_that_is_open_for_a_day_keeps_a_bounded_part(tab: Browser, tmp_pa
         assert last == 863999
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_damaged_other_and_vanishing_folders_are_told(tab: Browser, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
@@ -278,6 +286,7 @@ def test_damaged_other_and_vanishing_folders_are_told(tab: Browser, tmp_path: Pa
         until(tab, lambda: "its folder is gone" in tab.run("document.body.innerText"))
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_a_thousand_runs_are_listed(tab: Browser, tmp_path: Path) -> None:
     for number in range(1000):
@@ -337,6 +346,7 @@ def test_a_page_that_ends_at_once_is_told_as_such(capfd: pytest.CaptureFixture[s
     assert "is no folder" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_port_in_use_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -358,9 +368,7 @@ def count(worker: ps.Worker) -> None:
     model, optimizer, _ = worker.prepare(model, loops.sgd(model), None)
     inputs, labels = loops.data(8)
     for _ in range(400):
-        optimizer.zero_grad()
-        loops.loss_of(model, inputs, labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, loops.loss_of(model, inputs, labels))
 
 
 def test_a_simulated_run_is_recorded_and_the_same_as_without(tmp_path: Path) -> None:

@@ -135,9 +135,7 @@ def follow(worker: Any, load: Callable[[Any], Any], epochs: int = 3, folder: str
     seen: list[str] = []
     for _ in range(epochs):
         for numbers, inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
             seen += [str(int(number)) for number in numbers]
     if folder:
         Path(folder, f"{worker.rank}.txt").write_text(" ".join(seen))
@@ -303,9 +301,7 @@ def look(worker: ps.Worker | None, looks: int, processes: int = 0, seen: str = "
             for _ in zip(loader, range(looks), strict=False):
                 pass
         for numbers, inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
             rows += [str(int(number)) for number in numbers]
     if worker is None or worker.workers == 1:
         next(iter(loader))
@@ -384,9 +380,7 @@ def test_the_rest_of_an_epoch_left_early_comes_first_in_the_next() -> None:
         rows: list[int] = []
         for stop in (BATCH, 3 * BATCH, ROWS // worker.workers * 2):
             for numbers, inputs, labels in loader:
-                optimizer.zero_grad()
-                cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
+                loops.descend(optimizer, cross_entropy(model(inputs), labels))
                 rows += map(int, numbers)
                 if len(rows) == stop:
                     break
@@ -410,9 +404,7 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
     model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(loops.Numbered(8), batch_size=4))
     for _ in itertools.count() if epochs is None else range(epochs):
         for _, inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 @pytest.mark.parametrize(
@@ -490,9 +482,7 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
         for _, inputs, labels in loader:
             assert before <= worker.epoch < epochs
             before = worker.epoch
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
             schedule.step()
             steps += 1
     (group,) = optimizer.param_groups
@@ -595,9 +585,7 @@ def looks_again(worker: ps.Worker, processes: int, epochs: int = 2) -> None:
     model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), loader)
     for _ in range(epochs):
         for number, (_, rows, wanted) in enumerate(loader):
-            optimizer.zero_grad()
-            cross_entropy(model(rows), wanted).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(rows), wanted))
             if number == 1:  # in the middle of an epoch
                 with torch.inference_mode():
                     assert sum(len(rows) for _, rows, _ in loader) == 96
@@ -652,9 +640,7 @@ def grows(worker: ps.Worker, sampled: bool, shared: bool) -> list[list[int]]:
     for epoch in range(3):
         seen.append([])
         for batch in worker.share(given) if shared else loader:
-            optimizer.zero_grad()
-            model(batch.float().view(-1, 1)).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(batch.float().view(-1, 1)).sum())
             seen[-1] += batch.int().tolist()
         chosen += range(len(chosen), 16 + 16 * epoch)
         rows += map(float, range(len(rows), len(chosen)))

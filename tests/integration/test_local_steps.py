@@ -69,9 +69,7 @@ def in_rounds(build: loops.Build, optimizers: loops.Optimizers, period: Callable
             model.load_state_dict(common)
             for number in range(step, last):
                 rows = loops.rows_of(number * WORKERS + rank, 8, len(inputs))
-                optimizer.zero_grad()
-                loops.loss_of(model, inputs[rows], labels[rows]).backward()
-                optimizer.step()
+                loops.descend(optimizer, loops.loss_of(model, inputs[rows], labels[rows]))
         states = [one.state_dict() for one in models]
         for name, value in common.items():
             if name not in trained:
@@ -144,9 +142,7 @@ def elastic(workers: int, alpha: float, period: int) -> Weights:
     for step in range(STEPS):
         for rank, (model, optimizer) in enumerate(zip(models, steppers, strict=True)):
             rows = loops.rows_of(step * workers + rank, 8, len(inputs))
-            optimizer.zero_grad()
-            loops.loss_of(model, inputs[rows], labels[rows]).backward()
-            optimizer.step()
+            loops.descend(optimizer, loops.loss_of(model, inputs[rows], labels[rows]))
         if (step + 1) % period == 0 or step == STEPS - 1:
             for model in models:
                 for name, own in model.state_dict().items():
@@ -172,9 +168,7 @@ def test_asynchronous_deltas_move_by_their_part() -> None:
             optimizer = loops.sgd(model)
             for number in (2 * step, 2 * step + 1):
                 rows = loops.rows_of(number * WORKERS + rank, 8, len(inputs))
-                optimizer.zero_grad()
-                loops.loss_of(model, inputs[rows], labels[rows]).backward()
-                optimizer.step()
+                loops.descend(optimizer, loops.loss_of(model, inputs[rows], labels[rows]))
             for name, value in common.items():
                 value -= (starts[rank][name] - model.state_dict()[name]) / WORKERS
             starts[rank] = copy.deepcopy(common)
@@ -227,9 +221,7 @@ def test_slower_workers_take_fewer_steps() -> None:
         model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         version, since = worker.version, 0
         for _ in worker.steps(600):
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(torch.ones(1, 1)).sum())
             since += 1
             if worker.version != version:
                 counts[worker.rank].append(since)

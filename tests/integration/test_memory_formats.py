@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import plesio as ps
 from plesio.errors import CheckpointError, ModelMismatchError
-from support import remote
+from support import loops, remote
 
 LAST, AS_WRITTEN = torch.channels_last, torch.contiguous_format
 STEPS = 6
@@ -48,9 +48,7 @@ def loop(
     for step in steps:
         source = torch.Generator().manual_seed(step)
         images = torch.randn(4, 3, 6, 6, generator=source).to(memory_format=form)
-        optimizer.zero_grad()
-        cross_entropy(model(images), torch.randint(2, (4,), generator=source)).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(images), torch.randint(2, (4,), generator=source)))
 
 
 def training(
@@ -126,6 +124,7 @@ def test_an_evaluation_has_the_same_weights() -> None:
     assert run.history[-1].metrics == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.local_sgd(every=1)], ids=attrgetter("name"))
 def test_a_resumed_run_goes_on_and_another_order_is_refused(strategy: ps.Strategy, tmp_path: Path) -> None:
     options: dict[str, Any] = {"workers": 1, "runs": tmp_path, "checkpoint": ps.Checkpoint()}

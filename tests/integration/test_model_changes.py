@@ -108,9 +108,7 @@ def by_rank(worker: ps.Worker, what: str) -> None:
     inputs, labels = loops.data()
     model, optimizer = worker.prepare(model, optimizer)
     for _ in range(4):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 @pytest.mark.parametrize("strategy", [*SERVER, ps.hogwild()], ids=str)
@@ -153,9 +151,7 @@ def changed_amid(worker: ps.Worker, how: str) -> None:
             model[2].weight.data = torch.ones(loops.CLASSES, 1)
         if step == 3 and how == "memory":
             model[2].weight.data = model[2].weight.data.clone()
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 CHANGED = {
@@ -213,9 +209,7 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
     for step in range(5):
         if step == at:
             how(own)
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
     if at == 5:
         how(own)
 
@@ -224,7 +218,7 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        pytest.param(*one, id=name, marks=() if name in ("added", "gone") else pytest.mark.slow)
+        pytest.param(*one, id=name, marks={"added": (), "gone": pytest.mark.thorough}.get(name, pytest.mark.slow))
         for name, one in REBUILT.items()
     ],
 )
@@ -291,9 +285,7 @@ def test_caches_and_wrappers_are_allowed(strategy: ps.Strategy) -> None:
         for step in range(5):
             if step == 3 and worker.rank == 0:
                 wrap(own)
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
     assert ps.run(train, strategy, workers=2, timeout_s=30.0).steps == steps_of(strategy)
 
@@ -307,9 +299,7 @@ def unfreezing(worker: ps.Worker, own: bool) -> None:
     for step in range(5):
         if step == 3:
             model[0].weight.requires_grad_(True)
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
@@ -330,9 +320,7 @@ def adapting(worker: ps.Worker | None, steps: int = 9) -> dict[str, torch.Tensor
     for step in range(steps):
         for place, layer in enumerate(layers):
             layer.requires_grad_(place != step // 3 % 2)
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
     return {name: one.detach().clone() for name, one in model.state_dict().items()}
 
 
@@ -360,9 +348,7 @@ def waking(worker: ps.Worker, build: Callable[[], nn.Module]) -> None:
     inputs, labels = loops.data()
     for step in range(2 * len(AWAKE)):
         model[0].requires_grad_(worker.rank in AWAKE[step // 2])
-        optimizer.zero_grad()
-        cross_entropy(model(inputs[worker.rank :: 2]), labels[worker.rank :: 2]).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs[worker.rank :: 2]), labels[worker.rank :: 2]))
 
 
 def woken(build: Callable[[], nn.Module]) -> nn.Module:
@@ -389,7 +375,7 @@ def test_what_wakes_in_one_worker_first_trains_as_in_one_process(strategy: ps.St
 
 @pytest.mark.parametrize(
     ("correct", "build"),
-    in_turn(["dana", "gap_aware", "delay_compensated", "plain"], [wide, loops.mlp]),
+    in_turn(["dana", "gap_aware", "delay_compensated", "plain"], [loops.mlp, wide]),
     ids=lambda one: getattr(one, "__name__", one),
 )
 def test_a_layer_that_never_wakes_is_as_if_left_out(correct: Any, build: Any) -> None:
@@ -408,9 +394,7 @@ def half(worker: ps.Worker, build: Callable[[], nn.Module], given: bool) -> None
     model, optimizer = worker.prepare(model, optimizer, **({"trainable": "all"} if given else {}))
     inputs, labels = loops.data()
     for _ in worker.steps(30):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 def freezing(worker: ps.Worker | None) -> dict[str, torch.Tensor]:
@@ -443,9 +427,7 @@ def resumed(worker: ps.Worker, frozen: bool) -> None:
     model, optimizer = worker.prepare(model, optimizer, trainable="all")
     inputs, labels = loops.data()
     for _ in worker.steps(4):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 def test_a_run_with_another_part_frozen_at_prepare_does_not_resume(tmp_path: Path) -> None:
@@ -462,9 +444,7 @@ def half_precision(worker: ps.Worker) -> None:
     model, optimizer = worker.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.001))
     inputs, labels = loops.data()
     for _ in worker.steps(4):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs.to(torch.bfloat16)).float(), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs.to(torch.bfloat16)).float(), labels))
 
 
 def test_a_large_model_in_bfloat16_looks_ahead() -> None:
@@ -507,9 +487,9 @@ def two_heads(worker: ps.Worker, settings: dict[str, Any]) -> None:
         nn.init.zeros_(parameter)
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0, **settings), None)
     for step in range(4):
-        optimizer.zero_grad()
-        model["b" if worker.rank or (worker.workers == 1 and step == 0) else "a"](torch.ones(1, 1)).sum().backward()
-        optimizer.step()
+        loops.descend(
+            optimizer, model["b" if worker.rank or (worker.workers == 1 and step == 0) else "a"](torch.ones(1, 1)).sum()
+        )
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(2), ps.buffered(2, correct="plain")], ids=str)
@@ -538,9 +518,7 @@ def test_the_first_momentum_is_undampened(strategy: str) -> None:
         nn.init.zeros_(model.weight)
         plain = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, dampening=dampening)
         model, optimizer, _ = worker.prepare(model, plain, None)
-        optimizer.zero_grad()
-        model(torch.ones(1, 1)).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(torch.ones(1, 1)).sum())
 
     damped, plain = (
         ps.run(partial(once, dampening=dampening), strategy, workers=4, engine=SIMULATED) for dampening in (0.9, 0.0)
@@ -617,9 +595,7 @@ def exporting(worker: ps.Worker) -> None:
     model[1].bias.data[0] = torch.nan
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
     for _ in range(3):
-        optimizer.zero_grad()
-        model[0](torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model[0](torch.ones(1, 2)).sum())
     if worker.seed:
         model.half()
 
@@ -635,9 +611,7 @@ def marking(worker: ps.Worker) -> None:
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), None)
     model[1].weight.data.fill_(7.0)
     for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(torch.ones(1, 2)).sum())
         assert torch.equal(model[1].weight, torch.full((2, 1), 7.0))
 
 
@@ -709,19 +683,16 @@ def told(train: Callable[..., None], strategy: ps.Strategy, folder: Path, **opti
     return run, file.read_text() if file.exists() else ""
 
 
-@pytest.mark.parametrize("strategy", [ps.allreduce("torch"), ps.hogwild(), ps.sync_sgd()], ids=str)
+KEPT: list[tuple[dict[str, Any], ps.Until | None]] = [
+    ({"steps": 8, "write": False}, None), ({"steps": 8, "persistent": False}, None), ({"steps": 10**6}, ps.Until(steps=8)),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("options", "until"),
-    [
-        ({"steps": 8, "write": False}, None),
-        ({"steps": 8, "persistent": False}, None),
-        ({"steps": 10**6}, ps.Until(steps=8)),
-    ],
-    ids=["not written", "not saved", "stopped"],
+    ("kept", "strategy"), in_turn(KEPT, [ps.allreduce("torch"), ps.hogwild(), ps.sync_sgd()], pytest.mark.thorough)
 )
-def test_buffer_writes_that_are_kept_do_not_warn(
-    options: dict[str, Any], until: ps.Until | None, strategy: ps.Strategy, tmp_path: Path
-) -> None:
+def test_buffer_writes_that_are_kept_do_not_warn(kept: Any, strategy: ps.Strategy, tmp_path: Path) -> None:
+    options, until = kept
     _, words = told(partial(tuning_last, **options), strategy, tmp_path, until=until)
     assert words == ""
 
@@ -740,9 +711,7 @@ def restoring(worker: ps.Worker, write: bool = True) -> None:
     model, optimizer, _ = worker.prepare(own, loops.sgd(own), None)
     best = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(8):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, cross_entropy(model(inputs), labels))
         held = model[0].weight.data.clone()  # as a moving average is swapped in to be evaluated, and out again
         model[0].weight.data.zero_()
         model[0].weight.data.copy_(held)

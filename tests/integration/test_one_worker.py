@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Weight
 import plesio as ps
 from plesio.core.leases import DataLeases
 from plesio.worker.data.order import Order
+from support import loops
 
 ROWS = 23
 SIMULATED = ps.Simulated("uniform")
@@ -94,9 +95,7 @@ def script(
     def step(batch: torch.Tensor) -> None:
         nonlocal taken
         taken += 1
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(batch).square().mean())
 
     if shape == "a look":
         next(iter(loader))
@@ -185,6 +184,7 @@ def test_a_generator_decides_the_order_of_several_workers(sampled: bool) -> None
     assert numbers(late, 0) == epochs[0], "and of a batch that comes back"
 
 
+@pytest.mark.thorough
 def test_a_sampler_of_any_length_takes_no_time_and_memory() -> None:
     order = Order(DataLoader(range(ROWS), batch_size=4, sampler=replaced(None, 10**10)), seed=0)  # type: ignore[arg-type]
     batches = order.batches(0)
@@ -212,9 +212,7 @@ def judged(worker: ps.Worker, how: str) -> tuple[int, int]:
     )
     trained = 0
     for batch in beside:
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(batch).sum())
         trained += len(batch)
     seen = 0
     model.train(how != "in eval mode")
@@ -298,9 +296,7 @@ def a_loader_an_epoch(worker: ps.Worker) -> list[int]:
     for epoch in range(3):
         rows = torch.arange(float(8)).reshape(8, 1) + 100 * epoch
         for batch in worker.share(DataLoader(rows, batch_size=2, shuffle=True)):
-            optimizer.zero_grad()
-            (model(batch) * 0).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, (model(batch) * 0).sum())
             seen += batch.flatten().int().tolist()
     return seen
 

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from support import loops
 from support.long_forms import in_turn
 
 Make = Callable[[Any], Optimizer]
@@ -38,9 +39,7 @@ def steps(model: nn.Module, optimizer: Optimizer, number: int, start: int = 0) -
     source = torch.Generator().manual_seed(2)
     inputs = torch.randn(40, 8, 3, generator=source)
     for batch in inputs[start : start + number]:
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(batch).square().mean())
 
 
 def saving(worker: ps.Worker, make: Make, file: str, number: int) -> None:
@@ -130,9 +129,7 @@ def whole_run(worker: ps.Worker, stops: bool) -> None:
     model, optimizer, loader = worker.prepare(model, SGD(model.parameters(), lr=0.01), loader)
     for _ in worker.epochs(2):
         for (inputs,) in loader:
-            optimizer.zero_grad()
-            model(inputs).mean().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(inputs).mean())
 
 
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])

@@ -134,9 +134,7 @@ def test_a_delta_that_is_not_finite_is_not_remembered() -> None:
                 continue
             if step == 3:
                 continue
-            optimizer.zero_grad()
-            model(torch.full((2, 300), 0.01 * (step + 1))).square().mean().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(torch.full((2, 300), 0.01 * (step + 1))).square().mean())
 
     strategy = dataclasses.replace(ps.local_sgd(1, codec="int4"), adopt=Replace())
     one, other = (
@@ -170,9 +168,7 @@ def shows(worker: ps.Worker, folder: str) -> None:
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
     source = torch.Generator().manual_seed(worker.rank)
     for step in range(12):
-        optimizer.zero_grad()
-        model(torch.randn(4, 300, generator=source)).square().mean().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(torch.randn(4, 300, generator=source)).square().mean())
         torch.save(model.weight.detach().clone(), f"{folder}/{worker.rank}-{step}")
 
 
@@ -215,9 +211,7 @@ def test_a_contribution_with_a_nan_gradient_leaves_the_error_memory_alone() -> N
         for number in worker.steps(8):
             before = replica._held.memory.clone()
             inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
-            optimizer.zero_grad()
-            (model(inputs).square().mean() * (float("nan") if number == 4 else 1.0)).backward()
-            optimizer.step()
+            loops.descend(optimizer, model(inputs).square().mean() * (float("nan") if number == 4 else 1.0))
             if number % 2:
                 changed.append(not torch.equal(before, replica._held.memory))
 

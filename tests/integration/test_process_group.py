@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import plesio as ps
+from support import loops
 
 State = dict[str, torch.Tensor]
 
@@ -42,9 +43,7 @@ def train(worker: ps.Worker | None, batch: int = 8, dies: bool = False) -> State
     for number, (inputs, labels) in enumerate(loader):
         if dies and worker is not None and worker.rank == 1 and number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        loops.descend(optimizer, nn.functional.cross_entropy(model(inputs), labels))
     return {name: one.clone() for name, one in model.state_dict().items()}
 
 
@@ -60,9 +59,7 @@ def collects(worker: ps.Worker) -> list[object]:
         seen = torch.zeros(1)
         for (rows,) in loader:
             seen += len(rows)
-            optimizer.zero_grad()
-            model(rows).square().mean().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(rows).square().mean())
         dist.all_reduce(seen)
         sums.append(seen.item())
         weights.append(model.weight.tolist())

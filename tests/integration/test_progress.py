@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.strategy.answers import AllReduce
+from support import loops
 from support.long_forms import in_turn
 
 BATCHES, EPOCHS = 12, 3
@@ -141,9 +142,7 @@ def resumed(worker: ps.Worker, make: Make, folder: str, stop_at: int) -> None:
     for epoch in worker.epochs(EPOCHS):
         seen.append(epoch)
         for (inputs,) in loader:
-            optimizer.zero_grad()
-            (0.0 * model(inputs)).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, (0.0 * model(inputs)).sum())
             schedule.step()
             rates += rates_of(schedule)
             if worker.version == stop_at:
@@ -152,6 +151,7 @@ def resumed(worker: ps.Worker, make: Make, folder: str, stop_at: int) -> None:
     Path(folder, f"{worker.rank}-{time.time_ns()}").write_text(" ".join(map(repr, [*rates, *seen])))
 
 
+@pytest.mark.thorough
 def test_schedule_and_epochs_of_a_resumed_run_go_on_where_it_was(tmp_path: Path) -> None:
     make, folder = BY_BATCH["cosine"], tmp_path / "rates"
     folder.mkdir()
@@ -175,9 +175,7 @@ def plateau(worker: ps.Worker) -> None:
     assert [*schedule] == [schedule], "(schedule,) = worker.prepare(schedule) goes on"
     for _ in range(EPOCHS):
         for (inputs,) in loader:
-            optimizer.zero_grad()
-            (0.0 * model(inputs)).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, (0.0 * model(inputs)).sum())
         schedule.step(1.0)
     assert optimizer.param_groups[0]["lr"] == 0.05
 
@@ -228,15 +226,13 @@ def test_counted_samples_end_a_run(tmp_path: Path) -> None:
 def test_resumed_run_makes_the_steps_that_are_left(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()
-    part = partial(counted, folder=str(folder), number=2000)
+    part = partial(counted, folder=str(folder), number=400)
     runs, keeping = tmp_path / "runs", ps.Checkpoint()
-    first = ps.run(
-        part, "sync_sgd", workers=2, timeout_s=30.0, until=ps.Until(steps=100), runs=runs, checkpoint=keeping
-    )
+    first = ps.run(part, "sync_sgd", workers=2, timeout_s=30.0, until=ps.Until(steps=40), runs=runs, checkpoint=keeping)
     assert first.folder is not None
     rest = ps.run(part, "sync_sgd", workers=2, timeout_s=30.0, resume=first.folder)
-    assert 0 < rest.steps < 2000
-    assert rest.version == 1000
+    assert 0 < rest.steps < 400
+    assert rest.version == 200
 
 
 def wrong(worker: ps.Worker, how: str) -> None:
@@ -279,9 +275,7 @@ def reads_its_own(worker: ps.Worker) -> None:
     own = data()
     model, optimizer, _ = worker.prepare(model, SGD(model.parameters(), lr=0.01), own)
     for (inputs,) in own:
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(inputs).sum())
 
 
 def test_a_prepared_loader_that_nobody_reads_is_told() -> None:
@@ -363,9 +357,7 @@ def by_epoch_later(worker: ps.Worker) -> float:
     schedule = worker.prepare(StepLR(optimizer, 1, gamma=0.5))
     for _ in worker.epochs(3):
         for (inputs,) in loader:
-            optimizer.zero_grad()
-            net(inputs).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, net(inputs).sum())
         schedule.step()
     return float(optimizer.param_groups[0]["lr"])
 

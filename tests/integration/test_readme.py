@@ -25,6 +25,7 @@ COMMANDS = [line for line in LINES if line.startswith("plesio ") and "serve" not
 SEVERAL_MACHINES = next(text for _, text in BLOCKS if text.startswith("# train.py"))
 
 
+@pytest.mark.thorough
 def test_the_script_runs(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
@@ -36,7 +37,8 @@ def test_the_script_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [pytest.param(one, marks=pytest.mark.slow if "compare" in one else ()) for one in COMMANDS]
+    "command",
+    [pytest.param(one, marks=pytest.mark.slow if "compare" in one else pytest.mark.thorough) for one in COMMANDS],
 )
 def test_a_command_runs(tmp_path: Path, command: str) -> None:
     (tmp_path / "first.py").write_text(FIRST)

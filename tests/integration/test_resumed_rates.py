@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from support.long_forms import but_thorough
 
 SIMULATED = ps.Simulated("uniform")
 X = torch.randn(14, 3, generator=torch.Generator().manual_seed(1))
@@ -83,7 +84,9 @@ def resuming(worker: ps.Worker, how: str) -> list[Any]:
         *((how, "") for how in ("exponential", "plateau", "cyclic", "sequential", "chained")),
     ],
 )
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.local_sgd(13)], ids=["sync", "local"])
+@pytest.mark.parametrize(
+    "strategy", but_thorough([ps.sync_sgd(), ps.local_sgd(13)], {"sync_sgd"}), ids=["sync", "local"]
+)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_a_resumed_run_goes_on_with_its_settings_or_tells(
     how: str, told: str, strategy: ps.Strategy, tmp_path: Path

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.launch.returned import packed
 from plesio.protocol import launcher
+from support import loops
 from support.remote import head
 
 
@@ -33,9 +34,7 @@ def trained(worker: ps.Worker) -> tuple[Any, ...]:
     data = DataLoader(TensorDataset(torch.arange(16.0)[:, None]), batch_size=4)
     model, optimizer, loader = worker.prepare(model, optimizer, data)
     for (inputs,) in loader:
-        optimizer.zero_grad()
-        (0.0 * model(inputs)).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, (0.0 * model(inputs)).sum())
     return model, loader
 
 

@@ -100,6 +100,7 @@ def test_the_figures_are_those_of_the_journal(engine: Any, tmp_path: Path) -> No
     assert run.bytes >= one.pulled_bytes + one.pushed_bytes
 
 
+@pytest.mark.thorough
 def test_hot_keys_are_those_of_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         ps.run(often, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), servers=servers, runs=tmp_path)

@@ -33,6 +33,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.worker.budget import Budget
 from plesio.worker.clients.description import Clients
+from support import loops
 
 SITES, ROUNDS = 8, 4
 SECURE = ps.SecureSums(threshold=5, clip=0.5)
@@ -53,9 +54,7 @@ def site(worker: ps.Worker, build: Callable[[], nn.Module] = build, rounds: int 
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     while worker.version < rounds:
         for _ in range(3):
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
         worker.contribute(samples=len(inputs))
 
 
@@ -406,6 +405,7 @@ def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
         run(private(0.1, epsilon=1.0), goes_on)
 
 
+@pytest.mark.thorough
 def test_a_resumed_private_run_goes_on_counting_and_warns_of_lost_rounds(tmp_path: Path) -> None:
     strategy = private(4.0, epsilon=2.0)
     first = run(strategy, functools.partial(goes_on, rounds=2), checkpoint=ps.Checkpoint(every_s=60.0), runs=tmp_path)
@@ -428,6 +428,7 @@ def is_killed(worker: ps.Worker) -> None:
         worker.contribute()
 
 
+@pytest.mark.thorough
 def test_the_noise_of_processes_is_enough_without_one_that_is_killed() -> None:
     """Of 5 sites in a round and of 4 in two; 3% are six deviations."""
     done = ps.run(is_killed, ps.fedavg(secure=ps.SecureSums(3, 1.0), privacy=ps.Privacy(1.0, 2.0, 1e-5)), workers=5)

@@ -14,6 +14,8 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import plesio as ps
+from support import loops
+from support.long_forms import but_thorough, in_turn
 
 Pair = Callable[[Any, Any], tuple[Optimizer, Optimizer]]
 SERVED = ["sync_sgd", "async_sgd", "buffered", "bounded_staleness", "first_of"]
@@ -45,12 +47,8 @@ def rounds(number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def gan(generator: nn.Module, critic: nn.Module, ours: Optimizer, theirs: Optimizer, batches: Any) -> None:
     """The generator's loss leaves gradients in the critic, too: they are dropped before its next step."""
     for noise, real in batches:
-        theirs.zero_grad()
-        (critic(generator(noise).detach()).mean() - critic(real).mean()).backward()
-        theirs.step()
-        ours.zero_grad()
-        (-critic(generator(noise)).mean()).backward()
-        ours.step()
+        loops.descend(theirs, critic(generator(noise).detach()).mean() - critic(real).mean())
+        loops.descend(ours, -critic(generator(noise)).mean())
 
 
 def alone(pair: Pair, number: int) -> dict[str, torch.Tensor]:
@@ -72,10 +70,12 @@ def named(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {("1" if name[0] == "0" else "0") + name[1:]: value for name, value in state.items()}
 
 
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-@pytest.mark.parametrize("strategy", [*SERVED, "hogwild", ps.local_sgd(1)])
-def test_two_optimizers_give_torchs_bits_with_one_worker(strategy: Any, pair: Pair) -> None:
-    strategy = ps.first_of(1) if strategy == "first_of" else ps.buffered(1) if strategy == "buffered" else strategy
+@pytest.mark.parametrize(
+    ("strategy", "kinds"), in_turn([*SERVED, "hogwild", ps.local_sgd(1)], [*PAIRS], pytest.mark.thorough), ids=str
+)
+def test_two_optimizers_give_torchs_bits_with_one_worker(strategy: Any, kinds: str) -> None:
+    strategy = {"first_of": ps.first_of(1), "buffered": ps.buffered(1)}.get(str(strategy), strategy)
+    pair = PAIRS[kinds]
     run = ps.run(partial(train, pair=pair, number=20), strategy, workers=1, timeout_s=30.0)
     wanted = named(alone(pair, 20))
     assert run.state_dict.keys() == wanted.keys()
@@ -92,12 +92,8 @@ def straight(worker: ps.Worker, number: int) -> None:
     source = torch.Generator().manual_seed(3)
     for _ in range(number):
         inputs = torch.randn(8, 3, generator=source)[worker.rank :: worker.workers]
-        first.zero_grad()
-        one(inputs).square().mean().backward()
-        first.step()
-        second.zero_grad()
-        (one(inputs) - other(inputs)).square().mean().backward()
-        second.step()
+        loops.descend(first, one(inputs).square().mean())
+        loops.descend(second, (one(inputs) - other(inputs)).square().mean())
 
 
 def test_lock_step_of_two_optimizers_equals_the_doubled_batch() -> None:
@@ -106,7 +102,9 @@ def test_lock_step_of_two_optimizers_equals_the_doubled_batch() -> None:
         assert torch.allclose(one[name], two[name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "bounded_staleness"])
+@pytest.mark.parametrize(
+    "strategy", but_thorough(["sync_sgd", "async_sgd", "local_sgd", "bounded_staleness"], {"async_sgd", "local_sgd"})
+)
 def test_an_asynchronous_run_of_two_optimizers_replays(strategy: str, tmp_path: Path) -> None:
     pair = PAIRS["momentum and Adam"]
     run = ps.run(partial(train, pair=pair, number=15), strategy, workers=2, timeout_s=30.0, runs=tmp_path)
@@ -116,6 +114,7 @@ def test_an_asynchronous_run_of_two_optimizers_replays(strategy: str, tmp_path: 
     assert simulated.steps == 60
 
 
+@pytest.mark.thorough
 def test_checkpoint_holds_the_state_of_both_optimizers(tmp_path: Path) -> None:
     pair = PAIRS["momentum and Adam"]
     part = partial(train, pair=pair)
@@ -241,9 +240,7 @@ def streaming(worker: ps.Worker, data: Any, folder: str, epochs: int = 1, proces
     seen: list[float] = []
     for _ in range(epochs):
         for batch in loader:
-            optimizer.zero_grad()
-            model(batch[:, None]).sum().backward()
-            optimizer.step()
+            loops.descend(optimizer, model(batch[:, None]).sum())
             seen += batch.tolist()
     Path(folder, f"{worker.rank}-{len(list(Path(folder).glob('*')))}").write_text(" ".join(map(str, seen)))
 
@@ -262,7 +259,7 @@ def test_each_worker_reads_its_part_of_a_stream(data: Any, processes: int, tmp_p
     assert run.samples == 50
 
 
-@pytest.mark.parametrize("shards", [1, 4], ids=["fewer shards than workers", "a shard or more for each"])
+@pytest.mark.parametrize("shards", but_thorough([1, 4], {4}))
 def test_hugging_face_data_sets_are_shared_out(shards: int, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     mapped = datasets.Dataset.from_dict({"x": [float(one) for one in range(48)]}).with_format("torch")
@@ -279,13 +276,12 @@ def columns(worker: ps.Worker, data: Any, folder: str) -> None:
     model, optimizer, loader = worker.prepare(model, SGD(model.parameters(), lr=1e-6), DataLoader(data, batch_size=4))
     seen: list[float] = []
     for batch in loader:
-        optimizer.zero_grad()
-        model(batch["x"][:, None]).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(batch["x"][:, None]).sum())
         seen += batch["x"].tolist()
     Path(folder, f"{worker.rank}-0").write_text(" ".join(map(str, seen)))
 
 
+@pytest.mark.thorough
 def test_resumed_stream_goes_on_where_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()
@@ -313,9 +309,7 @@ def two_loaders(worker: ps.Worker, folder: str) -> None:
             others = iter(short)
             (more,) = next(others)
         seen += more.flatten().tolist()
-        optimizer.zero_grad()
-        model(torch.cat([inputs, more])).sum().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(torch.cat([inputs, more])).sum())
     Path(folder, f"{worker.rank}-0").write_text(" ".join(map(str, seen)))
 
 

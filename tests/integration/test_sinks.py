@@ -110,6 +110,7 @@ def test_a_slow_sink_hears_less_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert slow.heard[-1][0] == "end"
 
 
+@pytest.mark.thorough
 def test_a_sink_with_many_calls_waiting_is_told_the_last_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "END_S", 2.0)
     slow = Kept({"tell": lambda: time.sleep(0.3)})
@@ -153,6 +154,7 @@ def test_tensorboard_has_curves_by_samples(tmp_path: Path) -> None:
     assert events.Scalars("run/ideal_share")[-1].value == pytest.approx(done.ideal_share)
 
 
+@pytest.mark.thorough
 def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     import wandb
@@ -165,6 +167,7 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     wandb.teardown()  # its service would outlive the test, in whose process others look for processes that were left
 
 
+@pytest.mark.thorough
 def test_mlflow_logs_into_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     from mlflow.tracking import MlflowClient

@@ -45,6 +45,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_a_run_imports_neither_the_simulator_nor_kernels_nor_torchs_compiler_where_nobody_uses_them(
     tmp_path: Path,
 ) -> None:

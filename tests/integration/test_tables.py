@@ -466,7 +466,10 @@ WAYS = ["looks", "accumulates", "leaves", "validates"]
     ("engine", "way"),
     [
         *(("simulated", way) for way in WAYS),
-        *(pytest.param("real", way, marks=pytest.mark.slow if way != "leaves" else ()) for way in WAYS),
+        *(
+            pytest.param("real", way, marks=pytest.mark.slow if way != "leaves" else pytest.mark.thorough)
+            for way in WAYS
+        ),
     ],
 )
 def test_rows_that_were_asked_for_ahead_are_those_of_any_loop(engine: str, way: str) -> None:

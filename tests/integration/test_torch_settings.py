@@ -170,6 +170,7 @@ if __name__ == "__main__":
 HELPING = "import torch\nMADE = torch.ones(1)\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["python", pytest.param("plesio run", marks=pytest.mark.slow)])
 def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -224,6 +225,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["notebook", pytest.param("plesio run", marks=pytest.mark.slow)])
 def test_a_training_function_may_set_them(command: str, tmp_path: Path) -> None:
     """Also one without a file, as in a notebook: all that it refers to is sent."""

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import plesio as ps
+from support.long_forms import but_thorough
 
 
 class Later:
@@ -178,7 +179,7 @@ def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> N
     ("strategy", "engine"),
     [
         ("sync_sgd", ALONE),
-        (ps.allreduce("torch"), "local"),
+        pytest.param(ps.allreduce("torch"), "local", marks=pytest.mark.thorough),
         pytest.param("sync_sgd", "local", marks=pytest.mark.slow),
     ],
     ids=["simulated", "allreduce", "sync_sgd"],
@@ -203,7 +204,7 @@ def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one
     ("loop", "strategy", "engine"),
     [
         (by_lightning, "hogwild", ALONE),
-        (by_transformers, "async_sgd", ALONE),
+        pytest.param(by_transformers, "async_sgd", ALONE, marks=pytest.mark.thorough),
         (by_accelerate, "local_sgd", "local"),
         pytest.param(by_lightning, "hogwild", "local", marks=pytest.mark.slow),
         pytest.param(by_transformers, "async_sgd", "local", marks=pytest.mark.slow),
@@ -271,9 +272,9 @@ OPTIONS: dict[str, Settings] = {
 }
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
-def test_one_worker_goes_by_lightnings_options(option: Settings, tmp_path: Path) -> None:
-    quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **option}
+@pytest.mark.parametrize("name", but_thorough(OPTIONS, {"max_steps", "early stopping", "a stream"}))
+def test_one_worker_goes_by_lightnings_options(name: str, tmp_path: Path) -> None:
+    quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **OPTIONS[name]}
     *alone, weights = by_watched(None, str(tmp_path), **quiet)
     run = ps.run(partial(by_watched, folder=str(tmp_path), **quiet), "sync_sgd", workers=1, engine=ALONE)
     assert run.returned[0][:-1] == tuple(alone)
@@ -377,6 +378,7 @@ ARGUMENTS: dict[str, Settings] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_one_worker_goes_by_training_arguments(option: Settings, tmp_path: Path) -> None:
     *alone, weights = by_arguments(None, str(tmp_path / "alone"), **option)
@@ -391,6 +393,7 @@ def stopping() -> list[Any]:
     return [Stopping()]
 
 
+@pytest.mark.thorough
 def test_callbacks_of_the_hugging_face_trainer_save_once_and_stop_all(tmp_path: Path) -> None:
     part = partial(by_arguments, folder=str(tmp_path), callbacks=stopping, num_train_epochs=9)
     run = ps.run(part, "sync_sgd", workers=2, engine=ALONE)
@@ -419,6 +422,7 @@ def asking(worker: ps.Worker) -> Any:
     return module.answers, counted, gathered, accelerator.check_trigger()
 
 
+@pytest.mark.thorough
 def test_in_lock_step_questions_are_answered_by_all_workers() -> None:
     run = ps.run(asking, "sync_sgd", workers=2, timeout_s=60.0)
     answers, *rest = run.returned[0]

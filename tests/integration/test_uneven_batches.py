@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
+from support import loops
 
 SIMULATED: Any = {"engine": ps.Simulated("uniform")}
 
@@ -86,12 +87,8 @@ def test_both_optimizers_of_two_weigh_by_the_samples_of_the_batch() -> None:
         if worker is not None:
             one, two, first, second, loader = worker.prepare(one, two, first, second, loader)
         for inputs, _ in loader:
-            second.zero_grad()
-            (two(one(inputs).detach()).sigmoid().mean() - two(inputs).sigmoid().mean()).backward()
-            second.step()
-            first.zero_grad()
-            (-two(one(inputs)).sigmoid().mean()).backward()
-            first.step()
+            loops.descend(second, two(one(inputs).detach()).sigmoid().mean() - two(inputs).sigmoid().mean())
+            loops.descend(first, -two(one(inputs)).sigmoid().mean())
         return one.weight.detach().clone()
 
     run = ps.run(adversarial, "sync_sgd", workers=2, **SIMULATED)

@@ -34,6 +34,7 @@ def walked(lines: list[str], what: str) -> tuple[int, int]:
     return files, changes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "server", "worker"), [("async_sgd", (15, 41), (18, 30)), ("sync_sgd", (18, 42), (18, 30))]
 )

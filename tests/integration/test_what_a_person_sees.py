@@ -83,6 +83,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     return list(zip(*(told.split(f"{NEXT}\n") for told in (done.stdout, done.stderr)), strict=True))
 
 
+@pytest.mark.thorough
 def test_lines_of_several_workers_begin_with_their_rank(printed: list[tuple[str, str]]) -> None:
     said, logged = printed[0]
     wanted = [f"[worker {rank}] {which} of {rank}" for rank in range(2) for which in ("first", "second")]

@@ -118,6 +118,13 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.02)
 
 
+def descend(optimizer: Any, loss: torch.Tensor) -> None:
+    """The usual step."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def plain_pytorch(build: Build, optimizers: Optimizers, steps: int, batch: int = 8) -> dict[str, torch.Tensor]:
     """The same training without plesio: batch by batch through the data, over and over."""
     inputs, labels = data()
