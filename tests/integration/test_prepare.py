@@ -86,36 +86,6 @@ def test_one_group_per_submodel_trains_both(strategy: Any) -> None:
     assert torch.allclose(run.state_dict["1.weight"], torch.full((1, 4), 0.8))
 
 
-def misprepared_pair(worker: ps.Worker, how: str) -> None:
-    first, second = line(), line()
-    one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
-    if how == "listed":
-        worker.prepare(nn.ModuleList([first, second]), [one, other])
-    if how == "with a schedule of another":
-        worker.prepare(first, one, torch.optim.lr_scheduler.StepLR(other, 10))
-    if how == "of one model":
-        worker.prepare(first, one, torch.optim.Adam(first.parameters()))
-    worker.prepare(first, one, None)
-    worker.prepare(second, other, None)
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("listed", "given a list; it takes modules, optimizers.*, one by one"),
-        ("with a schedule of another", "given a StepLR of another SGD than it was given: give it that one, too"),
-        ("of one model", "1 parameters are in more than one of the optimizers"),
-        (
-            "one after the other",
-            "a second SGD would train this worker alone",
-        ),
-    ],
-)
-def test_wrong_pairs_are_refused(how: str, words: str) -> None:
-    with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(misprepared_pair, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
-
-
 def two_layers() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
@@ -249,18 +219,6 @@ class Wrapping(torch.optim.Optimizer):
         return self.optimizer.state
 
 
-def wrapped(worker: ps.Worker) -> None:
-    model = line()
-    worker.prepare(model, Wrapping(torch.optim.SGD(model.parameters(), lr=0.1)), None)
-
-
-def test_an_optimizer_wrapped_before_prepare_is_refused() -> None:
-    with pytest.raises(
-        ps.ConfigurationError, match=r"^Wrapping wraps SGD, .*: call worker\.prepare before Wrapping's own"
-    ):
-        ps.run(wrapped, ps.sync_sgd(), workers=1, timeout_s=30.0)
-
-
 # Trainers
 
 
@@ -317,53 +275,74 @@ def test_an_uninitialised_lazy_module_is_refused(strategy: Any) -> None:
     assert ps.run(partial(lazy, batch=True), strategy, workers=1, timeout_s=30.0).steps == 1
 
 
-def tied_by_memory(worker: ps.Worker) -> None:
-    model = nn.Sequential(line(), line())
-    model[1].weight.data = model[0].weight.data
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
-    one_step(model, optimizer)
+# What is refused, with a remedy
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd", "hogwild", ps.allreduce("torch")], ids=str)
-def test_weights_tied_by_data_are_refused_with_a_remedy(strategy: Any) -> None:
-    """They would be trained apart."""
-    with pytest.raises(ps.ConfigurationError, match=r"tie them as one parameter \(1\.weight = 0\.weight, without"):
-        ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)
+def pair(worker: ps.Worker, how: str) -> None:
+    """Two models with an optimizer each."""
+    first, second = line(), line()
+    one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second))
+    if how == "listed":
+        worker.prepare(nn.ModuleList([first, second]), [one, other])
+    elif how == "schedule":
+        worker.prepare(first, one, torch.optim.lr_scheduler.StepLR(other, 10))
+    elif how == "of one model":
+        worker.prepare(first, one, torch.optim.Adam(first.parameters()))
+    else:
+        worker.prepare(first, one)
+        worker.prepare(second, other)
 
 
-def misprepared(worker: ps.Worker, how: str) -> None:
+def single(worker: ps.Worker, how: str) -> None:
     model, loader = line(), DataLoader(torch.ones(8, 4), 4)
+    number = torch.zeros(1, requires_grad=True)
     if how == "complex":
         model.register_buffer("phases", torch.ones(3, dtype=torch.complex64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     if how == "another module's":
         optimizer.add_param_group({"params": line().parameters()})
-    if how == "a tensor's":
-        worker.prepare(model, optimizer, torch.optim.Adam([torch.zeros(1, requires_grad=True)]))
-    if how == "a tensor":
-        worker.prepare(model, optimizer, torch.zeros(1, requires_grad=True))
-    if how == "a class":
-        worker.prepare(model, torch.optim.SGD)
-    worker.prepare(model, optimizer, loader, *([loader] if how == "a loader twice" else []))
+    if how == "wrapped":
+        optimizer = Wrapping(optimizer)
+    added = {"a tensor": [number], "a tensor's": [torch.optim.Adam([number])], "a loader twice": [loader, loader]}
+    worker.prepare(model, torch.optim.SGD if how == "a class" else optimizer, *added.get(how, []))
+
+
+def tied_by_memory(worker: ps.Worker) -> None:
+    """They would be trained apart."""
+    model = nn.Sequential(line(), line())
+    model[1].weight.data = model[0].weight.data
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+TIED = r"tie them as one parameter \(1\.weight = 0\.weight, without"
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("train", "words"),
     [
-        ("a class", "given <class 'torch.optim.sgd.SGD'>; it takes modules"),
-        ("a loader twice", "given the same DataLoader twice"),
-        (
-            "another module's",
-            "parameters of the optimizer are not in the model.*or put all modules that it trains into one",
-        ),
-        ("a tensor's", r"of no module, such as a temperature.* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
-        ("a tensor", r"given a Tensor; .* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
-        ("complex", "phases: torch.complex64.* torch.view_as_real shows it, or a constant as a plain attribute"),
+        (partial(pair, how="listed"), "given a list; it takes modules, optimizers.*, one by one"),
+        (partial(pair, how="schedule"), "given a StepLR of another SGD than it was given: give it that one, too"),
+        (partial(pair, how="of one model"), "1 parameters are in more than one of the optimizers"),
+        (partial(pair, how="one after the other"), "a second SGD would train this worker alone"),
+        (partial(single, how="wrapped"), r"^Wrapping wraps SGD, .*: call worker\.prepare before Wrapping's own"),
+        (partial(single, how="a class"), "given <class 'torch.optim.sgd.SGD'>; it takes modules"),
+        (partial(single, how="a loader twice"), "given the same DataLoader twice"),
+        (partial(single, how="another module's"), "optimizer are not in the model.*or put all modules that it trains"),
+        (partial(single, how="a tensor's"), r"of no module, such as .* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
+        (partial(single, how="a tensor"), r"given a Tensor; .* give prepare torch\.nn\.ParameterList\(\[t\]\)"),
+        (partial(single, how="complex"), "phases: torch.complex64.* torch.view_as_real shows it, or a constant as a"),
+        (tied_by_memory, TIED),
     ],
 )
-def test_invalid_arguments_of_prepare_are_refused_with_a_remedy(how: str, words: str) -> None:
+def test_what_prepare_cannot_take_is_refused_with_a_remedy(train: Any, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        ps.run(partial(misprepared, how=how), ps.sync_sgd(), workers=1, timeout_s=30.0)
+        ps.run(train, ps.sync_sgd(), workers=1, engine=ps.Simulated("uniform"))
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "hogwild", ps.allreduce("torch")], ids=str)
+def test_weights_tied_by_data_are_refused_by_every_strategy(strategy: Any) -> None:
+    with pytest.raises(ps.ConfigurationError, match=TIED):
+        ps.run(tied_by_memory, strategy, workers=1, timeout_s=30.0)
 
 
 # Tensors of no module, such as the temperature of soft actor-critic

@@ -37,6 +37,7 @@ from support import loops
 
 SITES, ROUNDS = 8, 4
 SECURE = ps.SecureSums(threshold=5, clip=0.5)
+PRIVACY = ps.Privacy(1.0, 1.0, 1e-5)
 MACHINES = Cluster((Group(6, Constant(0.1)), Group(2, Constant(0.15))))
 
 
@@ -202,7 +203,23 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
     [
         (lambda: ps.fedavg(first=3, secure=SECURE), "what is folded could be a single site's"),
         (lambda: replace(ps.fedbuff(3), send=ps.fedavg(secure=SECURE).send), "what is folded could be a single site's"),
-        (lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE), "per_round is of clients"),
+        (
+            lambda: ps.fedavg(privacy=ps.Privacy(1.0, 1.0, 1e-5, 10), secure=SECURE),
+            "per_round is of clients, and sites are in each round",
+        ),
+        (lambda: ps.fedavg(privacy=PRIVACY), "Privacy without per_round is for sites"),
+        (
+            lambda: replace(ps.fedavg(secure=SECURE, privacy=PRIVACY), weigh=BySamples()),
+            r"sites weigh before they add up; use weigh=Equal\(\)",
+        ),
+        (
+            lambda: ps.fedavg(secure=SECURE, privacy=PRIVACY, codec="int8"),
+            "masks cancel in sums of whole numbers, which no codec keeps",
+        ),
+        (
+            lambda: ps.fedavg(secure=SECURE, privacy=PRIVACY, combine="median"),
+            "leave codec, privacy and secure sums out",
+        ),
         (lambda: ps.fedavg(codec="int8", secure=SECURE), "which no codec keeps"),
         (lambda: ps.fedavg(codec=ps.strategy.answers.TopK(0.1), secure=SECURE), "which no codec keeps"),
         (lambda: ps.fedavg(overlap=True, secure=SECURE), "leave overlap out"),
@@ -242,12 +259,32 @@ def test_what_is_not_masked_is_refused(build: Callable[[], nn.Module], why: str)
         run(ps.fedavg(secure=SECURE), functools.partial(site, build=build))
 
 
-def says_no_samples(worker: ps.Worker) -> None:
+def moves(
+    worker: ps.Worker,
+    by: Callable[[int, int], float | None] = lambda rank, version: 0.1,
+    samples: Callable[[int, int], int | None] = lambda rank, version: 1,
+    rounds: int = 2,
+    log: bool = False,
+) -> None:
+    """Every number has the gradient `by`, by rank and round; None: no step."""
     model = build()
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.ones(2, 20)).sum().backward()
-    optimizer.step()
-    worker.contribute()
+    for version in range(rounds):
+        if (gradient := by(worker.rank, version)) is not None:
+            for one in model.parameters():
+                one.grad = torch.full_like(one, gradient)
+            optimizer.step()
+        worker.contribute(samples=samples(worker.rank, version))
+        if log:
+            worker.log(loss=1.0)
+
+
+says_no_samples = functools.partial(moves, samples=lambda rank, version: None)
+rests = functools.partial(moves, by=lambda rank, version: None if rank == 7 and version else 1.0 + rank)
+few_have_samples = functools.partial(moves, samples=lambda rank, version: int(rank < 4 or not version), rounds=3)
+diverges_once = functools.partial(moves, by=lambda rank, version: 0.1 if rank != 2 or version else float("nan"))
+"""Site 7 has no step to tell of in the second round; all sites have samples in the first round alone; site 2 sends a NaN in the
+first."""
 
 
 def has_clients(worker: ps.Worker) -> None:
@@ -279,18 +316,6 @@ def test_what_moves_further_than_clip_is_cut_off_and_told() -> None:
     )
 
 
-def rests(worker: ps.Worker, rounds: int = 2) -> None:
-    """One of the sites has no step to tell of in the second round."""
-    model = build()
-    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for round in range(rounds):
-        for one in model.parameters():
-            one.grad = torch.full_like(one, 1.0 + worker.rank)
-        if worker.rank != 7 or round == 0:
-            optimizer.step()
-        worker.contribute(samples=1)
-
-
 @pytest.mark.filterwarnings("ignore:worker.contribute.samples=1. without an optimizer.step")
 def test_a_site_without_a_step_counts_for_nothing() -> None:
     done, plain = run(ps.fedavg(secure=ps.SecureSums(5, 2.0)), rests), run(ps.fedavg(), rests)
@@ -299,33 +324,11 @@ def test_a_site_without_a_step_counts_for_nothing() -> None:
     assert furthest_from(build().state_dict(), done, 0.45 + 0.4) < 2 * 2.0 * 2.0**-16
 
 
-def few_have_samples(worker: ps.Worker) -> None:
-    """In the first round alone all sites have some."""
-    model = build()
-    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for round in range(3):
-        for one in model.parameters():
-            one.grad = torch.full_like(one, 0.1)
-        optimizer.step()
-        worker.contribute(samples=int(worker.rank < 4 or not round))
-
-
 def test_a_sum_of_few_sites_is_not_opened_and_the_run_goes_on() -> None:
     with pytest.warns(RuntimeWarning, match="4 of 8 sites have samples, and it takes 5"):
         done = run(ps.fedavg(secure=SECURE), few_have_samples)
     assert done.version == 1
     assert any("4 of 8 sites have samples" in one.what for one in done.incidents)
-
-
-def diverges_once(worker: ps.Worker) -> None:
-    """One of the sites sends a NaN in the first round."""
-    model = build()
-    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for round in range(2):
-        for one in model.parameters():
-            one.grad = torch.full_like(one, float("nan") if worker.rank == 2 and round == 0 else 0.1)
-        optimizer.step()
-        worker.contribute(samples=1)
 
 
 def test_a_site_whose_numbers_are_not_finite_is_left_out_of_its_round() -> None:
@@ -380,7 +383,7 @@ def test_versions_have_noise_of_the_sites_alone() -> None:
     assert float(differences.std()) == pytest.approx(0.1 * NORM * (SITES / 5) ** 0.5 / SITES, rel=0.08)
 
 
-def goes_on(worker: ps.Worker, log: bool = False, rounds: int = 1000) -> None:
+def goes_on(worker: ps.Worker, rounds: int = 1000) -> None:
     model = build()
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     while worker.version < rounds:
@@ -388,8 +391,6 @@ def goes_on(worker: ps.Worker, log: bool = False, rounds: int = 1000) -> None:
             one.grad = torch.ones_like(one)
         optimizer.step()
         worker.contribute(samples=1 + worker.rank)
-        if log:
-            worker.log(loss=1.0)
 
 
 def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
@@ -437,20 +438,9 @@ def test_the_noise_of_processes_is_enough_without_one_that_is_killed() -> None:
     assert float(done.state_dict["weight"].std()) == pytest.approx(expected, rel=0.03)
 
 
-def test_what_private_sites_cannot_have_is_refused() -> None:
-    secure, privacy = ps.SecureSums(5, 2.0), ps.Privacy(1.0, 1.0, 1e-5)
-    with pytest.raises(ps.StrategyError, match="per_round is of clients, and sites are in each round"):
-        ps.fedavg(secure=secure, privacy=ps.Privacy(1.0, 1.0, 1e-5, per_round=8))
-    with pytest.raises(ps.StrategyError, match="Privacy without per_round is for sites"):
-        ps.fedavg(privacy=privacy)
-    with pytest.raises(ps.StrategyError, match=r"sites weigh before they add up; use weigh=Equal\(\)"):
-        replace(ps.fedavg(secure=secure, privacy=privacy), weigh=BySamples())
-    with pytest.raises(ps.StrategyError, match="masks cancel in sums of whole numbers, which no codec keeps"):
-        ps.fedavg(secure=secure, privacy=privacy, codec="int8")
-    with pytest.raises(ps.StrategyError, match="leave codec, privacy and secure sums out"):
-        ps.fedavg(secure=secure, privacy=privacy, combine="median")
+def test_a_private_site_may_not_log() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"worker\.log under privacy="):
-        run(private(), functools.partial(goes_on, log=True))
+        run(private(), functools.partial(moves, log=True))
 
 
 def test_private_sums_as_words() -> None:
