@@ -69,35 +69,15 @@ def until(tab: Browser, holds: Callable[[], object]) -> None:
 def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", name: str = "async_sgd") -> None:
     """The record of a run, one line a second."""
     folder.mkdir(parents=True)
-    context = [["command", "plesio run train.py"]]
-    to = Record(
-        folder,
-        {
-            "strategy": name,
-            "train": "train",
-            "clock": "wall",
-            "target": None,
-            "keeps": False,
-            "context": context,
-            "began": time.time(),
-            "notes": [],
-        },
-    )
+    head = {"strategy": name, "train": "train", "clock": "wall", "target": None, "keeps": False, "notes": []}
+    to = Record(folder, {**head, "context": [["command", "plesio run train.py"]], "began": time.time()})
     to.event(Incident(1.0, 1, "worker 1 died"))
     for t in range(1, seconds + 1):
-        at = [
-            WorkerNow(k, "wait" if k % 5 else "compute", t - 0.5, 9 * t, 0.7 * t, 0.2 * t, 0.1 * t, k)
-            for k in range(workers)
-        ]
+        times = t - 0.5, 9 * t, 0.7 * t, 0.2 * t, 0.1 * t
+        at = tuple(WorkerNow(k, "wait" if k % 5 else "compute", *times, k) for k in range(workers))
         stale = {-1: {0: 5 * t, 3: t}} if t == seconds else None
-        to.at(
-            float(t),
-            t,
-            9 * workers * t,
-            32 * t,
-            {metric: 1 - 1 / t},
-            Standing(tuple(at), 0, (0,), 0.7, 1000 * t, {}, stale),
-        )
+        standing = Standing(at, 0, (0,), 0.7, 1000 * t, {}, stale)
+        to.at(float(t), t, 9 * workers * t, 32 * t, {metric: 1 - 1 / t}, standing)
     to._file.close()  # it is still under way
 
 

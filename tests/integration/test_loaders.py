@@ -403,8 +403,8 @@ def few(worker: ps.Worker, epochs: int | None) -> None:
     model = loops.mlp()
     model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(loops.Numbered(8), batch_size=4))
     for _ in itertools.count() if epochs is None else range(epochs):
-        for _, inputs, labels in loader:
-            loops.descend(optimizer, cross_entropy(model(inputs), labels))
+        for _, *batch in loader:
+            loops.descend(optimizer, loops.loss_of(model, *batch))
 
 
 @pytest.mark.parametrize(
@@ -526,11 +526,9 @@ def test_the_loaders_multiprocessing_context_is_kept(method: str | None) -> None
 
 def impatient(worker: ps.Worker) -> None:
     model = loops.mlp()
-    loader = DataLoader(Anything(), batch_size=ROWS)
-    model, optimizer, loader = worker.prepare(model, loops.sgd(model), loader)
+    model, optimizer, loader = worker.prepare(model, loops.sgd(model), DataLoader(Anything(), batch_size=ROWS))
     next(iter(loader))
-    model(torch.ones(1, loops.FEATURES)).sum().backward()
-    optimizer.step()
+    loops.descend(optimizer, model(torch.ones(1, loops.FEATURES)).sum())
 
 
 def by_next_alone(worker: ps.Worker) -> None:

@@ -76,6 +76,7 @@ def test_a_sink_hears_the_beginning_the_figures_and_the_end(engine: Any) -> None
 
 
 def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
+    """It leaves no thread."""
     good, bad = Kept(), Kept({"tell": fails})
     with pytest.warns(
         RuntimeWarning, match="sink Kept was dropped: OSError: no room on the disk; training goes on"
@@ -84,6 +85,7 @@ def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
     assert len([one for one in seen if "was dropped" in str(one.message)]) == 1
     assert [one for one, *_ in bad.heard] == ["begin"]
     assert good.heard[-1][0] == "end"
+    assert not [one for one in threading.enumerate() if one.name == "plesio sink Kept"]
 
 
 def test_a_sink_that_hangs_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +119,6 @@ def test_a_sink_with_many_calls_waiting_is_told_the_last_and_ended(monkeypatch: 
     done = run(slow, engine=ps.Simulated("uniform"), pace=None, evaluate_every_s=0.1)  # tens of evaluations, at once
     assert slow.heard[-2][1].steps == done.steps
     assert slow.heard[-1][0] == "end"
-
-
-def test_dropped_sinks_leave_no_thread() -> None:
-    with pytest.warns(RuntimeWarning, match="was dropped"):
-        run(Kept({"tell": fails}))
-    assert not [one for one in threading.enumerate() if one.name == "plesio sink Kept"]
 
 
 def test_a_run_that_fails_ends_its_sinks() -> None:

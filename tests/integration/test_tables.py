@@ -295,11 +295,6 @@ def odd_steps(model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
-def odd(worker: Any) -> None:
-    net = Pair()
-    odd_steps(*worker.prepare(net, SGD(net.parameters(), lr=0.1)))
-
-
 def embeddings_of(net: Pair) -> None:
     """Two `nn.Embedding` with the same first rows in place of the tables."""
     for name in ("a", "b"):
@@ -308,7 +303,11 @@ def embeddings_of(net: Pair) -> None:
         setattr(net, name, nn.Embedding(12, 2, _weight=rows))
 
 
-def assert_rows_are_torchs(run: ps.Run, net: Pair) -> None:
+def assert_rows_are_torchs(run: ps.Run, steps: Any) -> None:
+    """Those of two `nn.Embedding` with the same first rows, by plain SGD, bit for bit."""
+    net = Pair()
+    embeddings_of(net)
+    steps(net, SGD(net.parameters(), lr=0.1))
     for name, table in run.tables.items():
         assert torch.equal(table(torch.arange(12)), getattr(net, name).weight), name
     assert torch.equal(run.state_dict["top.weight"], net.top.weight)
@@ -332,16 +331,10 @@ def in_run(worker: Any, steps: Any) -> None:
 
 @each_engine
 def test_zero_grad_of_a_model_drops_the_gradients_of_rows(engine: str) -> None:
-    run = ran(partial(in_run, steps=zeroing_steps), engine, workers=1)
-    net = Pair()
-    embeddings_of(net)
-    zeroing_steps(net, SGD(net.parameters(), lr=0.1))
-    assert_rows_are_torchs(run, net)
+    assert_rows_are_torchs(ran(partial(in_run, steps=zeroing_steps), engine, workers=1), zeroing_steps)
 
 
-def copying(worker: Any) -> None:
-    net = Pair()
-    model, optimizer = worker.prepare(net, SGD(net.parameters(), lr=0.1))
+def copying(model: Any, optimizer: Any) -> None:
     copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     model("a", [1]).backward()
     for one in copies:
@@ -353,7 +346,7 @@ def copying(worker: Any) -> None:
 
 
 def test_copies_of_a_prepared_model_drop_their_own_gradients() -> None:
-    assert ran(copying, "simulated", workers=1).tables["a"].rows == 1
+    assert ran(partial(in_run, steps=copying), "simulated", workers=1).tables["a"].rows == 1
 
 
 def two_optimizers(worker: Any, order: str = "") -> None:
@@ -387,11 +380,7 @@ def freezing_steps(model: Any, optimizer: Any) -> None:
 
 @each_engine
 def test_a_frozen_table_has_rows_that_do_not_step(engine: str) -> None:
-    run = ran(partial(in_run, steps=freezing_steps), engine, workers=1)
-    net = Pair()
-    embeddings_of(net)
-    freezing_steps(net, SGD(net.parameters(), lr=0.1))
-    assert_rows_are_torchs(run, net)
+    assert_rows_are_torchs(ran(partial(in_run, steps=freezing_steps), engine, workers=1), freezing_steps)
 
 
 def test_a_frozen_table_without_a_run() -> None:
@@ -421,15 +410,11 @@ def test_who_freezes_a_part_with_tables_is_told_that_they_are_not() -> None:
 
 @pytest.mark.parametrize(("strategy", "engine"), in_turn([ps.async_sgd(), ps.sync_sgd()], [*ENGINES]), ids=by_name)
 def test_odd_steps_are_torchs(engine: str, strategy: Strategy) -> None:
-    """Those of two `nn.Embedding` with the same first rows, by plain SGD, bit for bit."""
-    run = ran(odd, engine, strategy, workers=1)
-    net = Pair()
-    embeddings_of(net)
-    odd_steps(net, SGD(net.parameters(), lr=0.1))
+    run = ran(partial(in_run, steps=odd_steps), engine, strategy, workers=1)
     for name, born in (("a", [1, 2, 3, 4]), ("b", [1, 3, 9])):
         table = run.tables[name]
         assert sorted(table.get_extra_state()["keys"].tolist()) == born
-    assert_rows_are_torchs(run, net)
+    assert_rows_are_torchs(run, odd_steps)
 
 
 def ahead(worker: Any, way: str, asks: bool = True) -> int:
@@ -532,9 +517,7 @@ def test_a_copy_of_the_model_in_the_loop_is_left_alone(engine: str) -> None:
     assert run.tables["ids"].rows == len(samples()[0][:8, :2].unique())
 
 
-def late_backward(worker: Any) -> None:
-    net = Pair()
-    model, optimizer = worker.prepare(net, SGD(net.parameters(), lr=0.1))
+def late_backward(model: Any, optimizer: Any) -> None:
     loss = model("a", [1])
     model("b", [1]).backward()
     optimizer.step()
@@ -544,31 +527,31 @@ def late_backward(worker: Any) -> None:
 @mostly_simulated
 def test_a_backward_pass_after_its_step_is_refused(engine: str) -> None:
     with pytest.raises(ps.PlesioError, match="a backward pass came after the step that its rows were for"):
-        ran(late_backward, engine, workers=1)
+        ran(partial(in_run, steps=late_backward), engine, workers=1)
 
 
 # What is refused
 
 
-REFUSED = {
-    "hogwild": "workers step there by themselves; take sync_sgd",
-    "allreduce": "workers step there by themselves; take sync_sgd",
-    "fedavg": "the turns of a round's clients would be added up in their rows; take local_sgd",
-    "fedbuff": "the turns of a round's clients",
-    "fedasync": "the turns of a round's clients",
-}
+ALONE, TURNS = "workers step there by themselves; take sync_sgd", "the turns of a round's clients"
 
 
-def test_hogwild_in_virtual_time_is_refused_too() -> None:
-    with pytest.raises(ps.ConfigurationError, match="hogwild cannot step their rows"):
-        ran(partial(dealt, pause_s=0.0), "simulated", ps.hogwild())
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_recipes_that_step_no_rows_are_refused(name: str) -> None:
-    words = rf"the model has tables \(ids, deep.words\), and {name}.* cannot step their rows: {REFUSED[name]}"
+@pytest.mark.parametrize(
+    ("name", "engine", "why"),
+    [
+        ("hogwild", "real", ALONE),
+        ("hogwild", "simulated", ALONE),
+        ("allreduce", "real", ALONE),
+        ("fedavg", "simulated", f"{TURNS} would be added up in their rows; take local_sgd"),
+        ("fedbuff", "simulated", TURNS),
+        ("fedasync", "real", TURNS),
+    ],
+)
+def test_recipes_that_step_no_rows_are_refused(name: str, engine: str, why: str) -> None:
+    words = rf"the model has tables \(ids, deep.words\), and {name}.* cannot step their rows: {why}"
+    settings = {} if engine == "real" else ENGINES["simulated"]
     with pytest.raises((ps.WorkerError, ps.ConfigurationError), match=words):
-        ps.run(dealt, name, workers=2, timeout_s=60)
+        ps.run(dealt, name, workers=2, timeout_s=60, **settings)
 
 
 def goes_on_from_rows(worker: Any) -> None:
