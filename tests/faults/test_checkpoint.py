@@ -57,6 +57,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
+@pytest.mark.thorough
 @pauses_take_no_virtual_time
 @pytest.mark.parametrize("kind", but_slow(["sgd", "adam", "adafactor"], {"adafactor"}))
 def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: str, tmp_path: Path) -> None:

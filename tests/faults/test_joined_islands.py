@@ -25,7 +25,9 @@ from support import remote
 from support.proxy import Proxy
 
 RANKS = 2
-NEAR_FAR = pytest.mark.parametrize("far", [False, True], ids=["beside the head", "over TCP"])
+NEAR_FAR = pytest.mark.parametrize(
+    "far", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["beside the head", "over TCP"]
+)
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")
 
 

@@ -30,7 +30,7 @@ from plesio.transport.limits import LEASE_S
 from plesio.transport.row_slots import MOST
 from plesio.transport.wire import Kind
 from support import remote
-from support.long_forms import but_slow, in_turn
+from support.long_forms import but_slow, but_thorough, in_turn
 from support.proxy import Proxy
 from support.row_loop import dealt, same_rows
 from support.row_twin import ADAGRAD, assert_rows, train, twin_of
@@ -46,6 +46,7 @@ ALL = [one for strategy in strategies(at_server=True, real=True) for one in both
 LATE = [ps.local_sgd(2, overlap=True), ps.async_sgd(ahead=1)]
 """Workers of this host go on while their answers travel; those of others wait."""
 QUICK = {one.name for one in ALL if one.name.split()[0] in ("async_sgd", "sync_sgd", "first_of(2)", "local_sgd(every")}
+FIRST_OF_ALL = {"async_sgd rows at once", "sync_sgd"}
 
 
 def mixed(loop: Callable[..., object], strategy: Strategy, folder: Path, far: str, servers: int = 1) -> ps.Run:
@@ -58,7 +59,11 @@ def mixed(loop: Callable[..., object], strategy: Strategy, folder: Path, far: st
     return done
 
 
-@pytest.mark.parametrize("strategy", but_slow([*ALL, *LATE], {*QUICK, LATE[0].name}), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy",
+    but_thorough([*ALL, *LATE], FIRST_OF_ALL, {*QUICK, LATE[0].name} - FIRST_OF_ALL),
+    ids=lambda one: one.name,
+)
 def test_rows_are_those_of_a_plain_model_wherever_workers_are_and_the_run_replays(
     strategy: Strategy, tmp_path: Path
 ) -> None:
@@ -67,6 +72,7 @@ def test_rows_are_those_of_a_plain_model_wherever_workers_are_and_the_run_replay
     assert ps.replay(done.folder, train).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "way"),
     in_turn([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], ["looks", "twice", "accumulates", "ahead", "twice ahead"]),
@@ -151,7 +157,12 @@ def begins(begun: list[int]) -> Callable[[ps.Live], None]:
 
 @pytest.mark.parametrize(
     ("strategy", "ahead"),
-    in_turn([ps.async_sgd(), ps.sync_sgd(rows="each")], [False, True]),
+    [
+        (ps.async_sgd(), False),
+        pytest.param(ps.sync_sgd(rows="each"), True, marks=pytest.mark.thorough),
+        pytest.param(ps.async_sgd(), True, marks=pytest.mark.slow),
+        pytest.param(ps.sync_sgd(rows="each"), False, marks=pytest.mark.slow),
+    ],
     ids=lambda one: getattr(one, "name", "ahead" if one else ""),
 )
 def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: bool, tmp_path: Path) -> None:
@@ -234,7 +245,9 @@ def test_workers_that_lost_their_seats_while_they_wait_for_rows_go_on(tmp_path: 
     assert_each_once(done, 4.0)
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", but_thorough([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=lambda one: one.name
+)
 def test_a_killed_worker_has_a_successor_that_pulls_rows(strategy: Strategy, tmp_path: Path) -> None:
     loop = functools.partial(train, dies=tmp_path / "died", steps=40)
     with remote.head() as head:

@@ -21,7 +21,7 @@ from plesio.protocol.journal import Folded, Received, read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import buffered
 from support import remote
-from support.long_forms import but_slow
+from support.long_forms import but_slow, but_thorough
 from support.loops import visit
 from support.replayed import chancy
 
@@ -68,7 +68,7 @@ def events(run: ps.Run) -> list[Any]:
     return [one.event for one in read_journal(run.folder) if isinstance(one, Received)]
 
 
-@pytest.mark.parametrize("strategy", but_slow(STRATEGIES, {"async_sgd", "sync_sgd"}), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_thorough(STRATEGIES, {"async_sgd"}, {"sync_sgd"}), ids=lambda one: one.name)
 def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     strategy: Strategy, tmp_path: Path
 ) -> None:
