@@ -83,7 +83,7 @@ def test_packed_deltas_are_held_in_a_buffer() -> None:
     assert all(float((packed[name].float() - value.float()).abs().max()) < 0.05 for name, value in plain.items())
 
 
-def test_the_report_counts_the_bytes_that_travel() -> None:
+def test_the_report_counts_the_bytes_that_travel_and_fewer_are_sooner_over_a_slow_link() -> None:
     def train(worker: ps.Worker) -> None:
         model = nn.Linear(1000, 100, bias=False)
         model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -91,29 +91,16 @@ def test_the_report_counts_the_bytes_that_travel() -> None:
             model(torch.ones(1, 1000)).sum().backward()
             optimizer.step()
 
+    slow = ps.Simulated(ps.Cluster.preset("cross-region", 2).first(1))
     found = {
-        codec: ps.run(train, ps.local_sgd(2, codec=codec), workers=1, engine=ps.Simulated("uniform")).summary
+        codec: ps.run(train, ps.local_sgd(2, codec=codec), workers=1, engine=slow).summary
         for codec in (None, "int8", "int4")
     }
+    assert found["int4"].wall_s < found["int8"].wall_s < found[None].wall_s
     exchanges, numbers = 4, 100_000
     assert found[None].bytes == exchanges * numbers * 8
     assert found["int8"].bytes == 2 * exchanges * (numbers + 4 * math.ceil(numbers / 256))
     assert found["int4"].bytes == 2 * exchanges * (numbers // 2 + 4 * math.ceil(numbers / 256))
-
-
-def test_a_packed_contribution_is_sooner_over_a_slow_link() -> None:
-    def train(worker: ps.Worker) -> None:
-        model = nn.Linear(1000, 100)
-        model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in worker.steps(40):
-            model(torch.ones(1, 1000)).sum().backward()
-            optimizer.step()
-
-    took = [
-        ps.run(train, ps.local_sgd(4, codec=codec), workers=2, engine=ps.Simulated("cross-region")).summary.wall_s
-        for codec in (None, "int4")
-    ]
-    assert took[1] < took[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*held a NaN")
@@ -144,12 +131,6 @@ def test_a_delta_that_is_not_finite_is_not_remembered() -> None:
     assert sum(one.discarded.values()) == 1
     for name, value in other.state_dict.items():
         assert torch.equal(one.state_dict[name], value)
-
-
-@pytest.mark.parametrize("codec", ["int7", ""])
-def test_an_unknown_codec_is_refused(codec: str) -> None:
-    with pytest.raises(StrategyError, match=f"unknown codec '{codec}'; known: bf16, fp16, int4, int8"):
-        ps.local_sgd(4, codec=codec)
 
 
 def test_feedback_may_be_left_out() -> None:
@@ -235,10 +216,11 @@ def test_who_is_answered_twice_at_a_version_is_shown_its_buffers_again() -> None
     assert torch.equal(moved.memory, ring[index].memory), "a remote worker applies what lies there"
 
 
-@pytest.mark.parametrize("codec", [5, 0.1, "int5"])
+@pytest.mark.parametrize("codec", [5, 0.1, "int7", ""])
 def test_what_is_no_codec_is_refused(codec: Any) -> None:
+    words = f"unknown codec '{codec}'; known: bf16, fp16, int4, int8" if isinstance(codec, str) else "codec"
     for make in (lambda: ps.diloco(codec=codec), lambda: ps.local_sgd(codec=codec)):
-        with pytest.raises(StrategyError, match="codec"):
+        with pytest.raises(StrategyError, match=words):
             make()
     with pytest.raises(StrategyError, match=r"Delta\(codec=.*a codec, such as Int8\(\), or None"):
         Delta(codec)

@@ -124,26 +124,28 @@ def test_a_round_that_becomes_too_small_ends_the_run_in_words() -> None:
     assert "this one has 4, of worker 0, 1, 3, 5; the others left, had no samples, or sent a NaN" in str(told.value)
 
 
-def test_clients_are_refused() -> None:
-    def train(worker: ps.Worker) -> None:
-        model = build()
-        data = torch.utils.data.TensorDataset(torch.randn(12, 6), torch.zeros(12, dtype=torch.long))
-        clients = ps.Clients(data, ps.splits.iid(12, 4), per_round=4, rounds=1)
-        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), clients)
-
-    with pytest.raises(
-        ps.ConfigurationError, match=r"ps.Clients and fedavg\(combine=median\): a worker adds up what its clients moved"
-    ):
-        simulated(train, ROBUST["median"], workers=3)
+def with_clients(worker: ps.Worker) -> None:
+    model = build()
+    data = torch.utils.data.TensorDataset(torch.randn(12, 6), torch.zeros(12, dtype=torch.long))
+    clients = ps.Clients(data, ps.splits.iid(12, 4), per_round=4, rounds=1)
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), clients)
 
 
-def test_tables_are_refused() -> None:
-    def train(worker: ps.Worker) -> None:
-        model = nn.ModuleList([ps.Table(4, ps.RowSGD(0.1)), nn.Linear(4, 1)])
-        worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+def with_tables(worker: ps.Worker) -> None:
+    model = nn.ModuleList([ps.Table(4, ps.RowSGD(0.1)), nn.Linear(4, 1)])
+    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    with pytest.raises(ps.ConfigurationError, match=r"median of gradients cannot step their rows: they are added up"):
-        simulated(train, ROBUST["gradients"], workers=3)
+
+@pytest.mark.parametrize(
+    ("train", "name", "words"),
+    [
+        (with_clients, "median", r"ps.Clients and fedavg\(combine=median\): a worker adds up what its clients moved"),
+        (with_tables, "gradients", "median of gradients cannot step their rows: they are added up"),
+    ],
+)
+def test_what_is_added_up_before_the_fold_is_refused(train: Any, name: str, words: str) -> None:
+    with pytest.raises(ps.ConfigurationError, match=words):
+        simulated(train, ROBUST[name], workers=3)
 
 
 def test_the_report_says_how_contributions_are_combined() -> None:

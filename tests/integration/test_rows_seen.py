@@ -121,7 +121,7 @@ def test_hot_keys_are_those_of_all_servers(tmp_path: Path, monkeypatch: pytest.M
     assert words in (runs[0].folder / "report.html").read_text()
 
 
-def test_each_of_several_servers_says_what_it_did(tmp_path: Path) -> None:
+def test_tables_and_each_of_several_servers_are_in_words_and_in_files(tmp_path: Path) -> None:
     run = ps.run(train, ps.async_sgd(), workers=2, servers=3, runs=tmp_path)
     assert run.folder is not None
     assert sum(one.rows for one in run.row_servers) == run.rows["ids"].rows == 6
@@ -129,10 +129,15 @@ def test_each_of_several_servers_says_what_it_did(tmp_path: Path) -> None:
     assert all(
         one.busy_s > 0 and one.waited_s > 0 and one.wait_s == one.waited_s / one.pulls for one in run.row_servers
     )
-    assert read_summary(run.folder).row_servers == run.row_servers
+    assert f"table ids: 6 rows (6 born), {run.rows['ids'].memory_bytes / 1000:.1f} kB · 80 steps, " in str(run)
+    kept = read_summary(run.folder)
+    assert (kept.rows, kept.row_servers) == (run.rows, run.row_servers)
     last = [one for one in map(json.loads, (run.folder / LIVE).read_text().splitlines()) if one["kind"] == "at"][-1]
     assert [one["pulls"] for one in last["row_servers"]] == 3 * [2 * STEPS]
-    assert f'"row_servers":[[0,{run.wall_s},[{{"rows":' in (run.folder / "report.html").read_text()
+    assert last["rows"]["ids"]["stepped"] == 80
+    page = (run.folder / "report.html").read_text()
+    assert f'"row_servers":[[0,{run.wall_s},[{{"rows":' in page
+    assert '"rows":[[0,"ids","6","6","80",' in page
 
 
 class Sink:
@@ -164,12 +169,6 @@ def test_sinks_are_told_of_tables_and_servers_as_the_run_goes(servers: int, tmp_
     assert stepped == sorted(stepped)
 
 
-def test_sinks_are_told_nothing_of_rows_where_there_are_none() -> None:
-    sink = Sink()
-    ps.run(without, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), sinks=[sink])
-    assert {*sink.told[-1].values} == set()
-
-
 def test_a_server_that_keeps_workers_waiting_is_told_of() -> None:
     usual = RowServer(pulls=1000, waited_s=1.0)
     slow = RowServer(pulls=1000, waited_s=2.0)
@@ -187,19 +186,11 @@ def test_rows_that_step_with_the_fold_are_not_stale_in_lock_step(tmp_path: Path)
     assert (one.stepped, one.stale) == (STEPS * (2 + 2 * 3), 0), "a row steps once a round"
 
 
-def test_they_are_in_words_and_in_files(tmp_path: Path) -> None:
-    run = ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path)
-    assert run.folder is not None
-    assert f"table ids: 6 rows (6 born), {run.rows['ids'].memory_bytes / 1000:.2f} kB · 80 steps, " in str(run)
-    assert read_summary(run.folder).rows == run.rows
-    last = [one for one in map(json.loads, (run.folder / LIVE).read_text().splitlines()) if one["kind"] == "at"][-1]
-    assert last["rows"]["ids"]["stepped"] == 80
-    assert '"rows":[[0,"ids","6","6","80",' in (run.folder / "report.html").read_text()
-
-
 def test_a_run_without_tables_tells_nothing_of_rows(tmp_path: Path) -> None:
-    run = ps.run(without, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
+    sink = Sink()
+    run = ps.run(without, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path, sinks=[sink])
     assert run.folder is not None
+    assert {*sink.told[-1].values} == set()
     assert run.rows == {}
     assert "\ntable" not in str(run)
     assert not {"rows", "row_servers"} & json.loads((run.folder / "summary.json").read_text()).keys()
