@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.strategy.answers import AllReduce
 from support import loops
-from support.long_forms import in_turn
+from support.long_forms import but_thorough, in_turn
 
 BATCHES, EPOCHS = 12, 3
 ALL = BATCHES * EPOCHS
@@ -208,7 +208,7 @@ def counted(worker: ps.Worker, folder: str, number: int = 40, late: bool = False
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", but_thorough([1, 2], {2}))
 def test_workers_together_make_the_steps_of_the_script(strategy: Any, workers: int, tmp_path: Path) -> None:
     part = partial(counted, folder=str(tmp_path), late=workers == 1 or strategy in ("async_sgd", "hogwild"))
     run = ps.run(part, strategy, workers=workers, timeout_s=30.0)

@@ -450,7 +450,7 @@ WAYS = ["looks", "accumulates", "leaves", "validates"]
 @pytest.mark.parametrize(
     ("engine", "way"),
     [
-        *(("simulated", way) for way in WAYS),
+        *(pytest.param("simulated", way, marks=[pytest.mark.thorough] * (way != "leaves")) for way in WAYS),
         *(
             pytest.param("real", way, marks=pytest.mark.slow if way != "leaves" else pytest.mark.thorough)
             for way in WAYS

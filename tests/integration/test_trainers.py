@@ -174,7 +174,11 @@ def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> N
     assert run.samples == EPOCHS * ROWS
 
 
-@ALL
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param(one, marks=[pytest.mark.thorough] * (one is by_transformers)) for one in LOOPS.values()],
+    ids=LOOPS,
+)
 @pytest.mark.parametrize(
     ("strategy", "engine"),
     [

@@ -27,6 +27,7 @@ from plesio.observe.summary import Summary
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.model import describe
 from support import loops
+from support.long_forms import but_thorough
 from support.programs import PYTHON
 
 SGDS = {
@@ -141,7 +142,11 @@ def run_loop(steps: int, prepare: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    but_thorough([ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], {"async_sgd", "hogwild"}),
+    ids=str,
+)
 def test_schedules_groups_accumulation_and_clipping_match_plain_pytorch(strategy: ps.Strategy) -> None:
     """Bit for bit with one worker."""
     got = ps.run(partial(usual_loop, steps=10), strategy, workers=1).state_dict
@@ -178,7 +183,7 @@ def test_any_optimizer_runs_at_the_server_and_brings_its_state(name: str, begun:
 REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce("torch"), ps.hogwild()]
 
 
-@pytest.mark.parametrize("strategy", REAL, ids=str)
+@pytest.mark.parametrize("strategy", but_thorough(REAL, {"async_sgd", "hogwild", ps.allreduce("torch").name}), ids=str)
 def test_initial_optimizer_state_is_kept_by_every_strategy(strategy: ps.Strategy) -> None:
     """AMSGrad keeps three tensors per parameter, more than a ring for one worker has free."""
     goes_on_as_without_plesio("AdamW", strategy, workers=1)
