@@ -158,14 +158,14 @@ def by_accelerate(worker: ps.Worker | None, batch: int, folder: str, clip: float
 
 Loop = Callable[..., nn.Module]
 LOOPS: dict[str, Loop] = {"lightning": by_lightning, "transformers": by_transformers, "accelerate": by_accelerate}
-ALL = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+SOON = pytest.mark.parametrize("loop", but_thorough(LOOPS.values(), {by_lightning, by_accelerate}), ids=LOOPS)
 
 
 def train(worker: ps.Worker, loop: Loop, **settings: Any) -> None:
     loop(worker, **settings)
 
 
-@ALL
+@SOON
 def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> None:
     alone = loop(None, batch=8, folder=str(tmp_path / "alone"), clip=0.5).state_dict()
     part = partial(train, loop=loop, batch=8, folder=str(tmp_path / "run"), clip=0.5)
@@ -174,11 +174,7 @@ def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> N
     assert run.samples == EPOCHS * ROWS
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [pytest.param(one, marks=[pytest.mark.thorough] * (one is by_transformers)) for one in LOOPS.values()],
-    ids=LOOPS,
-)
+@SOON
 @pytest.mark.parametrize(
     ("strategy", "engine"),
     [
