@@ -35,7 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
         programs.start()
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from support.first import sort  # after it is registered
+    from support.first import sort  # after `support` is registered
+    from support.long_forms import leave_rows
 
     sort(items)
+    leave_rows(items)

@@ -192,6 +192,7 @@ RULES: dict[str, tuple[Callable[..., Strategy], Callable[[], Outer]]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("steps", [23, 24])
 @pytest.mark.parametrize("late", [0, 1, 2])
 @pytest.mark.parametrize("fragments", [2, 3])

@@ -55,6 +55,7 @@ IN_FULL = ["sync_sgd", "async_sgd", "hogwild", "allreduce"]
 """Folds, looks ahead, steps in shared memory, steps in each worker: the ways a step is made."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "optimizers"),
     [*product(IN_FULL, OPTIMIZERS), *in_turn([name for name in RECIPES if name not in IN_FULL], OPTIMIZERS)],
@@ -66,6 +67,7 @@ def test_one_worker_is_plain_pytorch(name: str, optimizers: loops.Optimizers) ->
     assert_same(got, loops.plain_pytorch(loops.mlp, optimizers, 25))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "async_sgd plain", "local_sgd", "hogwild", "allreduce"])
 def test_one_worker_with_adam_is_plain_pytorch(name: str) -> None:
     """An optimizer with two moments, to rounding."""
@@ -73,6 +75,7 @@ def test_one_worker_with_adam_is_plain_pytorch(name: str) -> None:
     assert_close(got, loops.plain_pytorch(loops.mlp, loops.adam, 25))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
     """Buffers are sent with the parameters; with one worker they arrive unchanged."""
@@ -80,6 +83,7 @@ def test_one_worker_with_batch_norm_is_plain_pytorch(name: str) -> None:
     assert_same(got, loops.plain_pytorch(loops.batch_norm, loops.sgd, 10))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "to", "settings"), reductions(to_plain=False))
 def test_a_recipe_equals_what_it_reduces_to(name: str, to: str, settings: Settings) -> None:
     """With four simulated workers, to rounding."""
@@ -102,6 +106,7 @@ MASKED: dict[str, Callable[[], Strategy]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", MASKED)
 def test_unchanged_buffers_keep_their_bits(name: str) -> None:
     """A causal mask of -inf or of the least number there is, a table of fractions: to the last bit, with three workers too.
@@ -178,6 +183,7 @@ def leaving(worker: ps.Worker) -> None:
     loops.follow(worker, build=loops.batch_norm, optimizers=loops.sgd, steps=2 if worker.rank else 12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
 def test_a_round_of_the_remaining_workers_is_a_full_mean(name: str) -> None:
     """Weights as under all-reduce, whose running statistics are worker 0's; simulated too."""
@@ -198,6 +204,7 @@ def test_tied_frozen_and_unused_parameters_match_plain_pytorch(name: str) -> Non
         assert run.missing_gradients == 3 * 2  # every other step leaves out a weight and a bias
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["sync_sgd", "async_sgd", "local_sgd", "hogwild", "buffered"])
 def test_mixed_dtypes_match_plain_pytorch(name: str) -> None:
     """float32, bfloat16 and float64 parameters keep their dtype and train as PyTorch trains them; what the server steps of
@@ -238,6 +245,7 @@ def drawn(strategy: Strategy, folder: Path) -> list[list[tuple[float, ...]]]:
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_step_draws_its_own_random_numbers(name: str, tmp_path: Path) -> None:
     steps = [numbers for worker in drawn(RECIPES[name](), tmp_path / "drawn") for numbers in worker]

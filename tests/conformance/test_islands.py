@@ -49,11 +49,13 @@ def assert_same(run: ps.Run, other: ps.Run) -> None:
         torch.testing.assert_close(run.state_dict[name], theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "inside", "ranks"), FORMS)
 def test_islands_train_as_workers_of_one_process(name: str, inside: str, ranks: int) -> None:
     assert_same(run_of(LOCKED[name], 2, ranks, inside), plain(LOCKED[name], 2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "inside"), [("async_local_sgd", "fsdp"), pytest.param("async_sgd", "ddp", marks=pytest.mark.slow)]
 )
@@ -77,6 +79,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("at", "rank"), DEATHS)
 def test_the_death_of_a_rank_is_one_death_of_its_worker(at: str, rank: int) -> None:
     train = partial(islands.dying, at=at, rank=rank)
@@ -86,6 +89,7 @@ def test_the_death_of_a_rank_is_one_death_of_its_worker(at: str, rank: int) -> N
     assert run.summary.workers[1].left == "died"
 
 
+@pytest.mark.thorough
 def test_what_a_rank_raises_is_told_and_the_others_go_on_where_that_is_asked() -> None:
     train = partial(islands.dying, at="backward", rank=1, how="raise")
     run = ps.run(train, ps.async_local_sgd(2), workers=2, ranks=2, timeout_s=60.0, on_worker_error="continue")
@@ -181,6 +185,7 @@ def carried_on(worker: ps.Worker, inside: str = "") -> dict[str, float]:
     return {str(place): float((one.full_tensor() if inside else one).sum()) for place, one in enumerate(momenta)}
 
 
+@pytest.mark.thorough
 def test_the_state_of_a_split_optimizer_goes_to_the_server_and_back() -> None:
     run = ps.run(partial(carried_on, inside="fsdp"), "sync_sgd", workers=1, ranks=2, seed=3, timeout_s=60.0)
     other = ps.run(carried_on, "sync_sgd", workers=1, seed=3, timeout_s=60.0)
@@ -236,6 +241,7 @@ def test_an_island_that_left_has_a_successor_of_as_many_ranks() -> None:
     assert run.summary.incidents[-1].what == "worker 1 is back"
 
 
+@pytest.mark.thorough
 def test_islands_that_split_the_model_otherwise_do_not_go_on_with_the_state_of_their_optimizers(tmp_path: Path) -> None:
     given = {"workers": 1, "ranks": 2, "seed": 3}
     ps.run(

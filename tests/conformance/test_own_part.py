@@ -86,6 +86,7 @@ SHARES: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "workers"), in_turn([*SHARES], [1, 3]))
 def test_as_a_plain_loop(name: str, workers: int, tmp_path: Any) -> None:
     share, shared = SHARES[name]

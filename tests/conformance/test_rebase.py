@@ -262,6 +262,7 @@ ROUNDS: dict[str, tuple[Strategy, Callable[[], Fold]]] = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("late", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rounds_whose_answers_are_late(name: str, late: int) -> None:
@@ -310,6 +311,7 @@ PACKED: dict[str, tuple[Callable[..., Strategy], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("late", [1, 3])
 @pytest.mark.parametrize("codec", [Int8(), TopK(0.2)], ids=str)
 @pytest.mark.parametrize("name", PACKED)
@@ -333,6 +335,7 @@ RECIPES: dict[str, Callable[..., Strategy]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_beside_the_server_workers_wait_by_default(name: str) -> None:
     """Bit for bit: `overlap=None` is `overlap=False` there."""

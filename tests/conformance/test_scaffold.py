@@ -127,6 +127,7 @@ def simulated(strategy: Strategy, workers: int = 2, cluster: Any = "uniform", **
     return ps.run(partial(train, **settings), strategy, workers=workers, engine=ps.Simulated(cluster), **options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize(("make", "lr"), [(plain, 1.0), (in_groups, 0.7)])
 def test_rounds_equal_a_plain_loop(workers: int, make: Make, lr: float) -> None:
@@ -177,6 +178,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
     assert len(kept) == sum(any(bool(one.any()) for one in mine) for mine in own.values())
 
 
+@pytest.mark.thorough
 def test_a_dead_worker_moves_neither_or_both(tmp_path: Path) -> None:
     faults = tuple(one for at in (0.75, 2.2) for one in (Crash(worker=1, at_s=at), Restart(worker=1, at_s=at + 0.5)))
     cluster = Cluster((Group(3, Constant(0.1)),), faults=faults)
@@ -185,6 +187,7 @@ def test_a_dead_worker_moves_neither_or_both(tmp_path: Path) -> None:
     assert ps.replay(run.folder, partial(train, rounds=9)).identical
 
 
+@pytest.mark.thorough
 def test_a_killed_process_moves_neither_or_both(tmp_path: Path) -> None:
     task = partial(train, rounds=16, pause_s=0.003)
     run = ps.run(
@@ -207,6 +210,7 @@ def dying(worker: ps.Worker) -> None:
         steps(model, optimizer, client, lambda: None)
 
 
+@pytest.mark.thorough
 def test_a_turn_that_died_with_its_worker_is_not_made_in_a_round_that_has_the_client_again(tmp_path: Path) -> None:
     """Both turns would begin from the same state, of which one would be lost."""
     run = ps.run(dying, ps.scaffold(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=ps.Checkpoint(every_s=0.2))
@@ -234,6 +238,7 @@ def test_clients_that_drop_out_count_as_not_moved(tmp_path: Path) -> None:
         torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("workers", "cluster"), [(1, "uniform"), (3, UNEVEN)], ids=["1", "3"])
 def test_a_resumed_run_is_the_same_and_replays(workers: int, cluster: Any, tmp_path: Path) -> None:
     """To the last bit, but for the order in which several workers' clients are added up."""

@@ -59,6 +59,7 @@ def assert_as_the_twin(
     assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", but_slow(ALL, EACH_WAY), ids=lambda one: one.name)
 def test_rows_are_those_of_a_plain_model_and_replay_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     assert_as_the_twin(strategy, FAR_AND_NEAR, ADAGRAD, tmp_path, servers=(2, 3))
@@ -73,6 +74,7 @@ MIXED = {"async_sgd", "sync_sgd", "buffered(k=2)"}
 REST = [one for one in ALL if one.name not in MIXED]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "life"),
     [
@@ -146,6 +148,7 @@ def test_a_round_of_three_workers_is_one_process_with_all_their_data(optimizer: 
         torch.testing.assert_close(run.state_dict[f"top.{name}"], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.buffered(1)], ids=lambda one: one.name)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 def test_one_worker_is_one_process_bit_for_bit(strategy: Strategy, optimizer: Any) -> None:

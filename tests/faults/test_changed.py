@@ -140,6 +140,7 @@ def test_rows_of_tables_go_on(was: Strategy, now: Strategy, tmp_path: Path) -> N
     assert len(run.tables["ids"].get_extra_state()["keys"]) >= len(kept["keys"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("was", "now", "workers"),
     [

@@ -85,6 +85,7 @@ def test_a_resumed_run_of_local_steps_equals_the_uninterrupted_one_bit_for_bit(
     assert same(whole, trained(strategy, tmp_path / "resumed", train, resume=folder))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ON_THE_SERVER, ids=lambda one: one.name)
 def test_every_recipe_resumes_and_its_journal_replays(strategy: Strategy, tmp_path: Path) -> None:
     folder, train = interrupted(strategy, tmp_path / "broken", epochs=12)
@@ -194,6 +195,7 @@ def test_weights_are_plain_safetensors_and_old_checkpoints_are_deleted(tmp_path:
     assert weights.keys() == run.state_dict.keys()
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=12), checkpoint=OFTEN)
     assert run.folder is not None
@@ -212,6 +214,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, resume=run.folder)
 
 
+@pytest.mark.thorough
 def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, checkpoint=OFTEN)
     with pytest.raises(ps.CheckpointError, match="seed=0, this one has seed=5"):
@@ -223,6 +226,7 @@ def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
         trained(ps.async_sgd(), tmp_path, endless, resume=run.folder)
 
 
+@pytest.mark.thorough
 def test_an_invalid_resume_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     """The error comes before anything is started."""
     run = trained(ps.async_sgd(), tmp_path / "runs", checkpoint=OFTEN)

@@ -311,6 +311,7 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", but_thorough(MALFORMED, {"no schedules"}))
 def test_a_malformed_checkpoint_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     first = trained(tmp_path, checkpoint=ps.Checkpoint())
@@ -337,6 +338,7 @@ def test_a_checkpoint_of_another_format_is_refused_before_anything_starts(tmp_pa
 NAMES = {"sgd": r"torch\.optim\.sgd\.SGD", "adam": r"torch\.optim\.adamw\.AdamW", "plain": r"torch\.optim\.sgd\.SGD"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("was", "now", "strategy"),
     [
@@ -359,6 +361,7 @@ def test_an_optimizer_of_another_kind_or_folded_otherwise_is_refused(
 # A damaged journal
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("damaged", "words"),
     [

@@ -13,6 +13,7 @@ from support.client_turns import check, train
 from support.long_forms import but_thorough
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dies", [pytest.param("before", marks=pytest.mark.thorough), "after"])
 @pytest.mark.parametrize(
     "strategy",

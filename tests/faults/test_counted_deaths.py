@@ -90,6 +90,7 @@ def test_a_death_between_two_reports_is_counted_exactly(die: str) -> None:
     assert (run.samples, run.folded, run.version) == (rows, rows // BATCH, rows // BATCH)
 
 
+@pytest.mark.thorough
 def test_a_death_while_writing_into_shared_memory_is_reported() -> None:
     """The batch may be in the weights, so it is trained again: the summary counts it."""
     run = ps.run(partial(counting, name="hogwild", die="in the step"), ps.hogwild(), workers=WORKERS, timeout_s=60)

@@ -28,6 +28,7 @@ def diverge(worker: Any) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [pytest.param(ps.sync_sgd(), marks=pytest.mark.thorough), ps.async_sgd()], ids=lambda one: one.name
 )

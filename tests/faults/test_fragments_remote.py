@@ -25,6 +25,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", LOCK_STEP[:2], ids=lambda one: one.name)
 def test_remote_workers_give_the_same_bits_as_local_ones(strategy: Strategy) -> None:
     train = functools.partial(chancy, epochs=1)
@@ -34,6 +35,7 @@ def test_remote_workers_give_the_same_bits_as_local_ones(strategy: Strategy) -> 
     assert same(far, local)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy", [*LOCK_STEP[2:], ps.async_local_sgd(4, fragments=2, codec="int8", overlap=True)], ids=str
 )

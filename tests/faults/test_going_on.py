@@ -64,6 +64,7 @@ def rows(run: ps.Run) -> torch.Tensor:
 CASES = [f"{when} {at}" for at in (H, H + 1, 2 * H) for when in ("before", "within", "after")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", but_thorough(CASES, {f"within {H + 1}"}, {f"after {H}", f"before {2 * H}"}))
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_worker_killed_while_it_goes_on_loses_no_batch(strategy: Strategy, case: str, tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def test_a_server_that_never_answers_a_worker_that_went_on_is_named_in_time(name
     assert frozen
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_while_answers_travel_ends_at_once() -> None:
     slow = partial(counting, pause_s=0.02)
     run = ps.run(slow, STRATEGIES["deltas"], workers=WORKERS, until=ps.Until(steps=60), timeout_s=30)

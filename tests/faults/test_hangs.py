@@ -226,6 +226,7 @@ def test_a_process_with_many_open_files_can_run(fresh: bool, limit: Callable[[in
             os.close(file)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", but_slow([0, 20, 60, 100], {60}))
 def test_too_few_descriptors_are_a_clear_error(more: int, limit: Callable[[int], None]) -> None:
     """Whichever open fails, nothing stays open, and the fork server can be used again."""

@@ -125,6 +125,7 @@ def test_an_island_whose_ranks_are_on_several_hosts(monkeypatch: pytest.MonkeyPa
     assert_equal(run_of(ps.local_sgd(4), True, islands.train), plain(ps.local_sgd(4)))
 
 
+@pytest.mark.thorough
 @NEAR_FAR
 def test_the_death_of_a_rank_is_one_death_and_a_successor_has_the_seat(tmp_path: Path, far: bool) -> None:
     train = partial(islands.train_or_die, folder=tmp_path, victim=1)
@@ -155,6 +156,7 @@ def fork_all_reduce(
         head.fork(train, enter=lambda first=enter: (before(), first()), strategy="allreduce")
 
 
+@pytest.mark.thorough
 @NEAR_FAR
 def test_workers_that_all_reduce_are_one_island(far: bool) -> None:
     """The bits are those of processes that the run starts."""

@@ -32,6 +32,7 @@ def secured(insecure: bool, other: OtherHost, folder: Path) -> dict[str, Any]:
     return {"insecure": True} if insecure else {"certs": make_certificates(folder / "certs", [other.address])[0]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "insecure"),
     [("sync_sgd", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("sync_sgd",))],

@@ -105,6 +105,7 @@ def test_connections_that_are_cut_in_the_middle_lose_and_double_nothing(tmp_path
     assert sorted(joined(done)) == [(0, 1), (1, 1)]
 
 
+@pytest.mark.thorough
 def test_a_head_that_is_killed_and_resumed_folds_each_batch_once(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"workers": WORKERS, "checkpoint": ps.Checkpoint(every_s=0.2)}
     train = functools.partial(visiting, into=tmp_path, epochs=8)
@@ -135,6 +136,7 @@ def dies(step: int, into: Path, after_s: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("after_s", [0.0, pytest.param(0.5, marks=pytest.mark.thorough)], ids=["at once", "answered"])
 def test_a_worker_that_dies_between_sending_and_taking_loses_only_what_it_did_since(
     after_s: float, tmp_path: Path
@@ -241,6 +243,7 @@ def test_a_worker_that_raises_while_a_contribution_is_in_flight_ends(
     assert (tmp_path / "told").read_text() == f"{type(raised).__name__}: MainThread"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_goes_on_is_told_why_the_run_ended(tmp_path: Path) -> None:
     with remote.head() as head:
         head.fork(functools.partial(in_flight, raises=ValueError("no more"), into=tmp_path), rank=0)

@@ -102,6 +102,7 @@ def test_each_epoch_visits_each_sample_once(tmp_path: Path) -> None:
     assert run.workers[0].steps < min(run.workers[1].steps, run.workers[2].steps)
 
 
+@pytest.mark.thorough
 def test_shards_give_each_worker_an_equal_part(tmp_path: Path) -> None:
     """data="shards": a slow worker does its own part, and nobody does it for it."""
     train = partial(loops.visit, folder=str(tmp_path), rows=96, epochs=2, pause_s=0.002)
@@ -109,6 +110,7 @@ def test_shards_give_each_worker_an_equal_part(tmp_path: Path) -> None:
     assert [one.samples for one in run.workers] == [64, 64, 64]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", but_thorough(["sync_sgd", "async_sgd", "hogwild", "local_sgd", "allreduce"], {"async_sgd", "hogwild"})
 )
@@ -178,6 +180,7 @@ def test_an_exception_in_a_worker_can_be_survived(name: str) -> None:
     assert run.workers[0].steps == run.workers[2].steps == 60
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "value"),
     in_turn(
@@ -244,6 +247,7 @@ def test_models_that_differ_are_refused(what: str, words: str) -> None:
     assert "worker 1 does not hold the same model as worker 0" in str(caught.value)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("train", "error", "words"),
     [
@@ -362,6 +366,7 @@ def once_interrupted() -> Callable[[Live], None]:
     return watch
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_slow(["sync_sgd", "async_sgd", "hogwild", "allreduce"], {"hogwild", "allreduce"}))
 def test_ctrl_c_leaves_summary_report_and_weights(name: str, tmp_path: Path) -> None:
     """Summary, report and weights, in the folder and in the exception."""
@@ -403,6 +408,7 @@ def test_a_budget_ends_a_worker_that_is_slow_to_stop() -> None:
     assert any("worker 1 did not end within 3 s of being asked to" in one.what for one in run.incidents)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_names_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
     """This run's own, or the one it was resumed from."""
     first = interrupted(tmp_path, checkpoint=ps.Checkpoint(every_s=60))
@@ -431,6 +437,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     script.communicate(timeout=5)  # what is left is the interpreter's own end
 
 
+@pytest.mark.thorough
 def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     script = start_script(tmp_path, 0.005)
     pids = pids_of(tmp_path)

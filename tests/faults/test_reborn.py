@@ -144,6 +144,7 @@ def killing(worker: ps.Worker, died: Path) -> None:
                 os.kill(worker.server_pid, signal.SIGKILL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow(["async", "sync"], {"async"}))
 def test_a_server_that_is_killed_right_after_a_switch_does_it_again(name: str, tmp_path: Path) -> None:
     """The optimizer goes from the workers to the server."""
@@ -194,6 +195,7 @@ def test_a_spare_that_dies_is_replaced() -> None:
     assert not called("spare") + called("server")
 
 
+@pytest.mark.thorough
 def test_three_deaths_within_a_minute_end_the_run() -> None:
     """They may have a cause that does not go away, such as too little memory."""
     with pytest.raises(
@@ -329,6 +331,7 @@ def faster_later(worker: ps.Worker, epochs: int) -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_an_optimizer_that_keeps_something_new_goes_on_without_a_spare(asked: bool, tmp_path: Path) -> None:
     """It says so if a spare was asked for."""

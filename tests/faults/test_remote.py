@@ -59,6 +59,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_slow(ALONE, EACH_WAY), ids=lambda one: one.name)
 def test_one_remote_worker_gives_the_same_bits_as_a_local_one(strategy: Strategy) -> None:
     train = functools.partial(chancy, epochs=1)
@@ -90,6 +91,7 @@ def test_several_optimizers_and_tables_give_the_same_bits_from_afar(strategy: st
     assert same(remote.run(looking_up, strategy, workers=workers), local)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", but_thorough(IN_LOCK_STEP, {"diloco(every=3, codec=int8)"}), ids=lambda one: one.name
 )
@@ -101,6 +103,7 @@ def test_remote_workers_in_lock_step_give_the_same_bits_as_local_ones(strategy: 
     assert [one.away for run in (local, far) for one in run.summary.workers] == [False] * 3 + [True] * 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("far", [True, False], ids=["remote", "of this host"])
 def test_a_run_that_workers_joined_replays(tmp_path: Path, far: bool) -> None:
     train = functools.partial(chancy, epochs=1)
@@ -108,6 +111,7 @@ def test_a_run_that_workers_joined_replays(tmp_path: Path, far: bool) -> None:
     assert ps.replay(done.folder, train=train).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", but_thorough([ps.async_sgd(), ps.local_sgd(5)], {"async_sgd"}), ids=lambda one: one.name
 )
@@ -340,6 +344,7 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
     assert any("worker 1 is back" in one.what for one in done.incidents)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "version"),
     [
@@ -594,6 +599,7 @@ def test_all_reduce_over_tls_is_refused(tmp_path: Path) -> None:
         head.run("allreduce", workers=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("far", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["remote", "of this host"])
 def test_rounds_of_a_large_model_folded_in_place_give_the_same_bits_everywhere(far: bool) -> None:
     train = functools.partial(chancy, epochs=1, hidden=16_384)

@@ -59,6 +59,7 @@ def mixed(loop: Callable[..., object], strategy: Strategy, folder: Path, far: st
     return done
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     but_thorough([*ALL, *LATE], FIRST_OF_ALL, {*QUICK, LATE[0].name} - FIRST_OF_ALL),
@@ -155,6 +156,7 @@ def begins(begun: list[int]) -> Callable[[ps.Live], None]:
     return lambda live: begun.append(live.version) if live.version else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "ahead"),
     [
@@ -245,6 +247,7 @@ def test_workers_that_lost_their_seats_while_they_wait_for_rows_go_on(tmp_path: 
     assert_each_once(done, 4.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", but_thorough([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=lambda one: one.name
 )
@@ -347,6 +350,7 @@ WRONG: list[tuple[Callable[[Wrong], None], str]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_worker_that_asks_for_rows_as_it_may_not_is_hung_up_on(tmp_path: Path) -> None:
     told = []
     with remote.head() as head:

@@ -99,6 +99,7 @@ def lent(worker: ps.Worker) -> None:
         client.log(mine=client.id)
 
 
+@pytest.mark.thorough
 def test_real_workers_wait_for_whoever_looks_and_a_choice_replays(tmp_path: Path) -> None:
     """As in virtual time, though a worker is killed while a version is looked at."""
 
@@ -144,6 +145,7 @@ def telling_server(worker: ps.Worker, into: Path) -> None:
     lent(worker)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("durability", [pytest.param("none", marks=pytest.mark.thorough), "process"])
 def test_a_run_whose_server_is_killed_while_a_version_is_looked_at_draws_the_same(
     tmp_path: Path, durability: str

@@ -68,6 +68,7 @@ def events(run: ps.Run) -> list[Any]:
     return [one.event for one in read_journal(run.folder) if isinstance(one, Received)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", but_thorough(STRATEGIES, {"async_sgd"}, {"sync_sgd"}), ids=lambda one: one.name)
 def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     strategy: Strategy, tmp_path: Path
@@ -113,6 +114,7 @@ def test_rounds_of_sync_sgd_are_of_all_that_are_there(tmp_path: Path) -> None:
     assert min(sizes[1], sizes[2], sizes[3]) > 5
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_never_scaled_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=2, kind="adam")
     elastic = trained(train, ps.sync_sgd(), tmp_path, None)
@@ -205,6 +207,7 @@ def test_more_workers_join_than_the_run_began_with(tmp_path: Path) -> None:
     assert ps.replay(done.folder, train).identical
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("workers", "options", "why"),
     [

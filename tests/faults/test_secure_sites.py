@@ -60,6 +60,7 @@ def weight(done: ps.Run) -> float:
     return -value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("phase", but_thorough(METHODS, {"shares"}))
 def test_sites_that_are_killed_in_a_phase_are_in_the_sum_if_their_numbers_came(phase: str, tmp_path: Path) -> None:
     killed = {1, 3}

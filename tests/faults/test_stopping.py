@@ -292,6 +292,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.thorough
 def test_a_fork_server_ends_with_its_launcher_even_while_importing(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(60)")
     script = subprocess.Popen(
@@ -323,6 +324,7 @@ def test_a_fork_server_outlives_the_thread_that_started_it() -> None:
     assert ForkServer.shared().pid == fork_server
 
 
+@pytest.mark.thorough
 def test_the_last_round_is_complete() -> None:
     """A worker asking for data at the stop gets some; without it the last round would be smaller."""
     run = ps.run(stopping.late_for_data, "sync_sgd", workers=3, data="shards", until=ps.Until(seconds=0.7))

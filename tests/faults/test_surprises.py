@@ -353,6 +353,7 @@ def cannot_judge(model: torch.nn.Module) -> dict[str, float]:
     raise ValueError(f"cannot read {NAME}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")])
 def test_messages_outside_utf8_are_escaped(engine: str | ps.Simulated, tmp_path: Path) -> None:
     words = r"cannot read caf\\udce9\.png"

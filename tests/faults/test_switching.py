@@ -125,6 +125,7 @@ def holding_up(worker: ps.Worker, folder: Path, dies: bool) -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dies", [False, True], ids=["comes late", "dies"])
 def test_a_switch_waits_for_the_slowest_and_for_nobody_who_died(dies: bool, tmp_path: Path) -> None:
     asked: list[int] = []
@@ -215,6 +216,7 @@ def test_what_a_worker_of_another_host_holds_is_not_had_and_its_run_replays(tmp_
     assert ps.replay(done.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_alone_on_other_hosts_their_state_is_dropped_aloud_and_the_run_replays(tmp_path: Path) -> None:
     plan = ps.phases(ps.local_sgd(2), (5, ps.sync_sgd()))
     train = functools.partial(chancy, epochs=2, kind="adam")

@@ -28,6 +28,7 @@ def trained(strategy: Strategy, folder: Path, loop: Any = dealt, **options: Any)
     return ps.run(loop, strategy, workers=3, runs=folder, timeout_s=60, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2), ps.local_sgd(3)], {"async_sgd", "sync_sgd"}),

@@ -41,6 +41,7 @@ def joined(loop: Any = train, workers: int = 3, elsewhere: int = 2, **options: A
         yield door
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"sync_sgd"}), ids=lambda one: one.name
 )
@@ -54,6 +55,7 @@ def test_rows_are_those_of_the_twin_and_one_server_replays(strategy: Strategy, t
     assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("far", [False, True], ids=["workers beside the head", "all elsewhere"])
 def test_all_servers_may_be_elsewhere_behind_certificates(far: bool, tmp_path: Path) -> None:
     (certs,) = make_certificates(tmp_path / "certs", ["127.0.0.1"])
@@ -217,6 +219,7 @@ def test_evaluations_see_rows_from_elsewhere() -> None:
         assert looked(net)["ids"] == pytest.approx(run.history[-1].metrics["ids"], abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_who_may_not_join_is_told_why(tmp_path: Path) -> None:
     mark, over = tmp_path / "begun", tmp_path / "over"
     with joined(partial(waits, mark=mark, over=over)) as door:

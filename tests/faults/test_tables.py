@@ -68,6 +68,7 @@ def asks_wrongly(worker: Any) -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 def test_workers_that_ask_for_rows_wrongly_are_hung_up_on() -> None:
     run = ps.run(asks_wrongly, ps.async_sgd(), workers=4, timeout_s=60)
     assert [one.left for one in run.workers] == ["finished", "died", "died", "died"]
@@ -145,6 +146,7 @@ ONCE = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("strategy", "share"), ONCE, ids=lambda one: getattr(one, "name", ""))
 def test_over_a_resume_the_rows_of_each_sample_step_once(strategy: Strategy, share: float, tmp_path: Path) -> None:
     """Also those of contributions that wait for their fold: they are computed again, or no checkpoint is made."""
@@ -156,6 +158,7 @@ def test_over_a_resume_the_rows_of_each_sample_step_once(strategy: Strategy, sha
     torch.testing.assert_close(values, torch.full((60, 1), -share))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("real", [False, True], ids=["simulated", "real"])
 def test_a_drawn_seed_stays_over_a_resume(real: bool, tmp_path: Path) -> None:
     """A lone worker draws it from the script's own source, which is another by then; the rows of both runs replay."""

@@ -114,6 +114,7 @@ BEFORE: list[tuple[Callable[[Wrong], None], str]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_worker_that_says_what_it_may_not_is_hung_up_on(tmp_path: Path) -> None:
     told = []
     with head() as door:

@@ -73,6 +73,7 @@ def same(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
     return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_alternating_losses_give_the_bits_of_torch(name: str, strategy: Strategy) -> None:

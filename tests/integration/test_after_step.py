@@ -49,6 +49,7 @@ def train(worker: ps.Worker | None, change: Any, momentum: float = 0.9, width: i
     return {name: one.detach().clone() for name, one in model.state_dict().items()}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("change", [clamp, mask, unit_norm])
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd"])
 def test_one_worker_has_torchs_result(change: Any, strategy: str) -> None:
@@ -57,6 +58,7 @@ def test_one_worker_has_torchs_result(change: Any, strategy: str) -> None:
     assert all(torch.equal(run.state_dict[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [8, 1 << 16], ids=["small", "large"])
 def test_every_version_goes_through_it_in_processes_and_replays(width: int, tmp_path: Path) -> None:
     told = partial(train, change=clamp, width=width)

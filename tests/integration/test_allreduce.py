@@ -126,6 +126,7 @@ def dies(worker: ps.Worker, at: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_death_that_comes_again_and_again_ends_the_run() -> None:
     with pytest.raises(ps.WorkerLostError, match="every worker died"):
         ps.run(partial(dies, at=0), TORCHS, workers=2)
@@ -144,6 +145,7 @@ def dies_once(worker: ps.Worker, folder: str, flag: Path | None) -> None:
     replicas.watched(worker, folder)
 
 
+@pytest.mark.thorough
 def test_with_checkpoints_a_death_changes_nothing(tmp_path: Path) -> None:
     """All take up the weights and the momentum of what was shown last, and the data that came after it."""
     whole, hurt = (

@@ -21,6 +21,7 @@ def same_bits(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
+@pytest.mark.thorough
 def test_it_computes_what_sync_sgd_does() -> None:
     one, other = (ps.run(ROUNDS, strategy, workers=3, timeout_s=30) for strategy in ("allreduce", ps.sync_sgd()))
     for name, value in one.state_dict.items():
@@ -53,6 +54,7 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
         schedule.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_interrupted_and_resumed_it_has_the_same_bits_and_is_replayed(tmp_path: Path) -> None:
     """Also where the learning rates differ for a round: those of the lowest worker hold, and replicas stay the same."""

@@ -169,6 +169,7 @@ def expected(backward: Backward, workers: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backward", LOOPS)
 def test_every_gradient_is_the_mean_over_workers(backward: Backward) -> None:
     run = reduced(trained, workers=3, backward=backward)
@@ -263,6 +264,7 @@ def copied(worker: ps.Worker) -> None:
     optimizer.step()
 
 
+@pytest.mark.thorough
 def test_backward_through_a_copy_is_not_reduced() -> None:
     assert reduced(copied).steps == 1
 
@@ -295,6 +297,7 @@ DIFFER = r"after \d+ steps they differ in"
 TRACED = r"torch\.jit traced or scripted cannot be wrapped.*such as sync_sgd"
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize(
     ("train", "error", "words"),

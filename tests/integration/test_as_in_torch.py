@@ -130,6 +130,7 @@ def odd_setting(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -211,6 +212,7 @@ def counted(worker: ps.Worker | None, end: int = 8) -> nn.Module:
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd"])
 def test_values_kept_in_param_groups_survive_a_resume(strategy: str, tmp_path: Path) -> None:
     half = ps.run(

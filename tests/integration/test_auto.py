@@ -39,6 +39,7 @@ def test_a_run_is_told_of_a_faster_strategy_while_somebody_watches(
     assert "async_sgd would" in run.advice
 
 
+@pytest.mark.thorough
 def test_a_run_that_nobody_watches_asks_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advising, "FIRST_S", 0.0)
     until = ps.Until(seconds=1.0)
@@ -47,6 +48,7 @@ def test_a_run_that_nobody_watches_asks_for_nothing(tmp_path: Path, monkeypatch:
     assert "advice" not in (run.folder / LIVE).read_text()
 
 
+@pytest.mark.thorough
 def test_a_run_chooses_by_itself_says_why_and_replays(tmp_path: Path) -> None:
     seen: list[str] = []
 

@@ -112,6 +112,7 @@ def test_strategies_as_json_lists_every_answer(capsys: pytest.CaptureFixture[str
     assert all(one["idea"] and one["paper"] and len(one["answers"]) == 12 for one in entries.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("typed", ["strategies", "run missing.py --data shard"])
 def test_neither_a_list_nor_a_refusal_imports_torch(typed: str) -> None:
     code = "import sys; from plesio.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
@@ -119,6 +120,7 @@ def test_neither_a_list_nor_a_refusal_imports_torch(typed: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", ["compare", "strategies", "replay", "journal"])
 def test_each_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, command, "--help")
@@ -309,6 +311,7 @@ def test_a_workers_exception_is_shown_with_its_traceback(capsys: pytest.CaptureF
     assert 'File "script.py", line ' in error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("who", [["server"], ["0", "1"]], ids=["server", "workers"])
 def test_whoever_is_lost_there_is_a_command_to_resume_with(who: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "2", "--checkpoint-every-s", "0.1", "--pace", "0.02", "--durability", "none"]
@@ -320,6 +323,7 @@ def test_whoever_is_lost_there_is_a_command_to_resume_with(who: list[str], capsy
     assert f"; go on from the last checkpoint with resume={str(folder)!r}" in told.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "words"),
     [pytest.param(signal.SIGINT, "interrupted", marks=pytest.mark.slow), (signal.SIGTERM, "ended by SIGTERM")],
@@ -379,6 +383,7 @@ def test_json_names_the_target_metric() -> None:
     assert row["accuracy"] is None
 
 
+@pytest.mark.thorough
 def test_compare_shows_each_strategy_and_writes_json_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--workers", "2", "--slow", "0:4", "--pace", "0.01", "--until", "accuracy=0.9", "--budget-s", "15"]
     files = ["--json", "out/table.json", "--report", "out/report.html"]
@@ -417,6 +422,7 @@ def test_compare_repeats_each_strategy_with_other_seeds(capsys: pytest.CaptureFi
     assert [[run["strategy"] for run in runs] for runs in repeats] == [["sync_sgd"] * 3, ["async_sgd"] * 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("full", ["--report", "--json"])
 def test_compare_with_an_unwritable_file_still_writes_the_other(full: str, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"--json": "table.json", "--report": "report.html", full: "/dev/full"}
@@ -432,6 +438,7 @@ def test_compare_with_an_unwritable_file_still_writes_the_other(full: str, capsy
         assert "sync_sgd" in Path("report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_compare_goes_on_after_a_strategy_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     fails_first = "if not (mark := Path('mark')).exists(): mark.touch(); raise ValueError('only once')"
     options = ["--workers", "1", "--until", "steps=20", "--json", "table.json"]
@@ -539,6 +546,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("typed", "part"), REFUSED)
 def test_what_is_typed_wrong_is_refused_in_one_line(typed: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
     script()

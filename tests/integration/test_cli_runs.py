@@ -130,6 +130,7 @@ def test_what_is_pruned_has_no_tag_and_is_not_under_way(capsys: pytest.CaptureFi
     assert "--keep N or --older DAYS" in said(capsys, "runs", "prune", code=2)
 
 
+@pytest.mark.thorough
 def test_a_thousand_runs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(1000):
         run_folder(f"{number:04}")
@@ -190,6 +191,7 @@ def test_the_runs_that_changed_last_are_kept_whatever_their_names() -> None:
     assert [one.folder.name for one in to_prune(history(Path("runs")), keep=1, older_days=None)] == ["zz-older"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "text", [b'{"history": 5}', b'{"history": [{}]}', b'{"history": [{"metrics": []}]}', b"\xff\xfe"]
 )

@@ -61,6 +61,7 @@ def test_simulate_prints_the_table_and_says_that_time_is_virtual(capsys: pytest.
     assert {"journal.bin", "weights.safetensors"} <= {one.name for one in folder.iterdir()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
@@ -88,6 +89,7 @@ def test_a_signal_keeps_the_simulated_part_and_a_second_one_ends_at_once(
     assert signal.getsignal(signal.Signals[name]) is before
 
 
+@pytest.mark.thorough
 def test_sigterm_to_compare_shows_the_finished_rows(capsys: pytest.CaptureFixture[str]) -> None:
     """It comes in the second strategy's run; the first one's row and the report are kept."""
     second = 'Path("runs").exists() and len(list(Path("runs").glob("*async_sgd"))) == 1'
@@ -150,6 +152,7 @@ def test_a_deaf_process_forks_processes_that_hear() -> None:
             signal.signal(number, handler)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("cluster", "more", "workers"),
     [

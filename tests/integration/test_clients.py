@@ -185,6 +185,7 @@ def test_fedasync_with_rate_1_and_one_worker_is_training_client_after_client() -
     assert_close(run, model.state_dict())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: str(one.name))
 def test_every_recipe_replays_and_resumes(strategy: Strategy, tmp_path: Path) -> None:
     uneven = Cluster((Group(2, LogNormal(0.1, 0.3)), Group(1, Constant(0.3))))
@@ -213,6 +214,7 @@ def test_a_dead_workers_clients_go_to_others(strategy: Strategy, tmp_path: Path)
     assert ps.replay(run.folder, partial(train, rounds=8)).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [ps.fedavg(), pytest.param(ps.fedbuff(3), marks=pytest.mark.slow)], ids=lambda one: str(one.name)
 )
@@ -387,6 +389,7 @@ def moved(run: ps.Run) -> torch.Tensor:
     return torch.cat([(begun[name] - value).flatten().double() for name, value in run.state_dict.items()])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_private_round_moves_by_the_clipped_sum_over_the_expected_number(
     workers: int, monkeypatch: pytest.MonkeyPatch
@@ -440,12 +443,14 @@ def test_clients_take_part_on_their_own_with_equal_chances() -> None:
     assert counts.var() == pytest.approx(4 * (1 - 4 / 12), rel=0.15), "binomial"
 
 
+@pytest.mark.thorough
 def test_a_run_ends_before_its_epsilon_is_spent() -> None:
     run = released(private(epsilon=6.0), rounds=50)
     assert 1 < run.version < 50
     assert re.search(r"epsilon \d\.\d+ of 6 at delta 0.001 is spent, after \d+ rounds", run.ended)
 
 
+@pytest.mark.thorough
 def test_a_private_run_is_not_replayed(tmp_path: Path) -> None:
     run = released(private(), rounds=1, runs=tmp_path)
     with pytest.raises(ps.ReplayError, match="noise that is drawn from the operating system and kept nowhere"):

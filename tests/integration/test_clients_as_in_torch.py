@@ -450,6 +450,7 @@ def private(**settings: Any) -> Any:
     return ps.fedavg(privacy=ps.Privacy(**{"clip": 1.0, "noise": 1.0, "delta": 1e-3, "per_round": 1, **settings}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_private_round_without_clients_is_a_release_too(workers: int) -> None:
     """With 12 clients of which 1 is expected, about a third of the rounds are empty."""

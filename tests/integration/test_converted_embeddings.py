@@ -107,6 +107,7 @@ def assert_torchs(run: ps.Run, net: Net, exact: bool) -> None:
             assert (one - other).abs().max() <= np.spacing(other.abs().max().numpy()), name
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("kind", "engine", "more"),
     [
@@ -147,6 +148,7 @@ def looked(model: Any) -> dict[str, float]:
     return {"sum": float(model.emb(torch.arange(ROWS)).sum())}
 
 
+@pytest.mark.few(1)
 @each_engine
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(2)], ids=lambda one: one.name)
 def test_runs_are_evaluated_resumed_and_replayed(engine: str, strategy: Any, tmp_path: Path) -> None:

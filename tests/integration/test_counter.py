@@ -43,6 +43,7 @@ def seen_in(folder: Path) -> list[list[int]]:
     return [[int(one) for one in path.read_text().split()] for path in sorted(folder.iterdir())]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "buffered", ps.first_of(1), ps.local_sgd(2)], ids=str)
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("one-straggler")], ids=["real", "simulated"])
 def test_workers_count_together_and_a_replay_counts_the_same(strategy: Any, engine: Any, tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def wrong(worker: ps.Worker, name: Any, amount: Any) -> None:
     optimizer.step()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("strategy", "name", "amount", "words"),
     [

@@ -47,6 +47,7 @@ def counting(worker: ps.Worker) -> list[dict[str, int]]:
     return waited
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [ps.local_sgd(every=EVERY), ps.diloco(every=EVERY)], ids=lambda one: one.name)
 def test_a_local_step_waits_for_nothing(strategy: ps.Strategy) -> None:
     (waited,) = ps.run(counting, strategy, workers=1, timeout_s=60.0).returned

@@ -83,6 +83,7 @@ def training(worker: ps.Worker, on: str) -> None:
         worker.log(loss=0.0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
 def test_a_model_on_a_device_trains_as_on_the_cpu(strategy: ps.Strategy, device: str) -> None:
@@ -152,6 +153,7 @@ def changing(worker: ps.Worker, on: str) -> None:
         optimizer.step()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_the_loop_does_with_large_gradients_is_what_counts(device: str) -> None:
     here, there = (
@@ -267,6 +269,7 @@ def spread(worker: ps.Worker) -> None:
     worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("train", "strategy", "words"),
     [

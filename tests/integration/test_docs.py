@@ -99,6 +99,7 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
 told = cache(messages)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -277,6 +277,7 @@ PAGES = [*sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("coming/*.md"))]
 BLOCKS = [(page.stem, number, code) for page in PAGES for number, code in enumerate(blocks_of(page))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("page", "code"),
     [

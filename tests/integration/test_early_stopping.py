@@ -50,6 +50,7 @@ def patient(
         worker.stop("too late")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_thorough(STRATEGIES, {"sync_sgd", "hogwild"}), ids=lambda one: one.name)
 def test_one_worker_stops_the_run_and_its_reason_is_recorded(strategy: ps.Strategy, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
@@ -84,6 +85,7 @@ def test_of_several_stops_the_first_counts(stops: dict[str, Any], until: Any, en
     assert [one.left for one in run.workers] == ["finished"] * 2
 
 
+@pytest.mark.thorough
 def test_a_stop_writes_a_checkpoint(tmp_path: Path) -> None:
     kept = ps.Checkpoint(every_s=1000)
     run = ps.run(patient, ps.sync_sgd(), workers=2, runs=tmp_path, checkpoint=kept, pace=0.002, timeout_s=30)
@@ -107,6 +109,7 @@ def hears_late(live: Live) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.thorough
 def test_a_workers_last_messages_are_read_before_the_run_ends() -> None:
     with pytest.warns(RuntimeWarning, match="nothing was trained"):
         run = ps.run(partial(chatty, logs=30, raises=False), ps.async_sgd(), workers=1, watch=hears_late, timeout_s=30)
@@ -124,6 +127,7 @@ def simulated(train: Any, strategy: ps.Strategy, cluster: Cluster | str = "one-s
     return ps.run(train, strategy, workers=workers, engine=ps.Simulated(cluster), **options)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", SIMULATED, ids=lambda one: one.name)
 def test_a_simulated_stop_is_reproducible(strategy: ps.Strategy, tmp_path: Path) -> None:
     first, second = (simulated(patient, strategy, runs=tmp_path) for _ in range(2))

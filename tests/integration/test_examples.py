@@ -77,6 +77,7 @@ def write_pictures(folder: Path) -> None:
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + labels.tobytes())
 
 
+@pytest.mark.thorough
 def test_dlrm_trains_on_ratings_and_leaves_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ratings(tmp_path / "some.whl")
     monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "some.whl"))
@@ -91,6 +92,7 @@ def test_dlrm_trains_on_ratings_and_leaves_the_rows(tmp_path: Path, monkeypatch:
     assert table.rows == len(names["IDS"][: names["CUT"]].unique())  # those of the test were only read
 
 
+@pytest.mark.thorough
 def test_two_towers_have_a_table_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_ratings(tmp_path / "some.whl")
     monkeypatch.setenv("PLESIO_MOVIELENS", str(tmp_path / "some.whl"))

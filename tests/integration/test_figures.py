@@ -149,6 +149,7 @@ def test_no_advice_when_each_worker_has_its_own_steps() -> None:
 # Bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.hogwild()], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     "engine", ["local", ps.Simulated(Cluster((Group(2, Constant(0.1)),)))], ids=["real", "simulated"]

@@ -103,6 +103,7 @@ def test_completion_is_there_for_other_shells(shell: str, file: str, tmp_path: P
     assert f"_PLESIO_COMPLETE=complete_{shell}" in (tmp_path / file).read_text()
 
 
+@pytest.mark.thorough
 def test_a_home_that_cannot_be_written_is_told_in_a_line() -> None:
     home = {**os.environ, "HOME": "/proc", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     asked = [*PYTHON, "-m", "plesio", "--install-completion", "bash"]

@@ -395,18 +395,21 @@ def difference(habit: type[Loop], strategy: Any = "allreduce", workers: int = 1,
     return max((run.state_dict[name] - one).abs().max().item() for name, one in wanted.items())
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("habit", HABITS, ids=lambda one: one.__name__)
 def test_a_habit_has_the_result_of_torch_with_any_number_of_workers(habit: type[Loop]) -> None:
     assert difference(habit, engine=SIMULATED) == 0
     assert difference(habit, workers=3, engine=SIMULATED) < 1e-5
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("strategy", ["sync_sgd", "async_sgd", "local_sgd", "hogwild", "allreduce"])
 @pytest.mark.parametrize("habit", EVERYWHERE, ids=lambda one: one.__name__)
 def test_one_worker_has_the_bits_of_torch_under_every_strategy(habit: type[Loop], strategy: str) -> None:
     assert difference(habit, strategy, engine=SIMULATED) == 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("habit", "strategy"),
     in_turn(EVERYWHERE, ["sync_sgd", ps.allreduce("torch"), "hogwild"], later=pytest.mark.thorough),

@@ -187,6 +187,7 @@ def test_runs_side_by_side_are_chosen_by_the_keyboard_and_keep_their_zoom(tab: B
         assert tab.run("JSON.stringify(view.zoom)") == "[5,20]"
 
 
+@pytest.mark.thorough
 @needs_browser
 def test_markup_in_names_is_inert(tab: Browser, tmp_path: Path) -> None:
     bad = '<img src=x onerror="window.hacked=1"></script><script>window.hacked=1</script>'
@@ -275,6 +276,7 @@ def test_a_thousand_runs_are_listed(tab: Browser, tmp_path: Path) -> None:
         assert tab.run("document.querySelectorAll('nav li').length") == 1000
 
 
+@pytest.mark.thorough
 def test_the_page_wants_its_token_and_known_runs(tmp_path: Path) -> None:
     write(tmp_path / "runs" / "one", 1, 2)
     with live_page(tmp_path / "runs") as address:
@@ -351,6 +353,7 @@ def count(worker: ps.Worker) -> None:
         loops.descend(optimizer, loops.loss_of(model, inputs, labels))
 
 
+@pytest.mark.thorough
 def test_a_simulated_run_is_recorded_and_the_same_as_without(tmp_path: Path) -> None:
     recorded = ps.run(count, "async_sgd", workers=4, engine=SIMULATED, runs=tmp_path)
     plain = ps.run(count, "async_sgd", workers=4, engine=SIMULATED)
@@ -364,6 +367,7 @@ def test_a_simulated_run_is_recorded_and_the_same_as_without(tmp_path: Path) -> 
     assert {int(k): {int(t): n for t, n in by.items()} for k, by in stale.items()} == recorded.staleness.by_worker
 
 
+@pytest.mark.thorough
 def test_a_real_run_tells_at_the_end_what_its_summary_says(tmp_path: Path) -> None:
     run = ps.run(count, ps.bounded_staleness(2), workers=2, runs=tmp_path, pace=0.002)
     lines = [json.loads(line) for line in (run.folder / LIVE).read_text().splitlines()]
@@ -374,6 +378,7 @@ def test_a_real_run_tells_at_the_end_what_its_summary_says(tmp_path: Path) -> No
     assert lines[-1]["why"] == "finished"
 
 
+@pytest.mark.thorough
 def test_a_run_whose_workers_join_it_is_recorded(tmp_path: Path) -> None:
     done = remote.run(count, "async_sgd", workers=2, runs=tmp_path)
     assert done.folder is not None

@@ -188,6 +188,7 @@ def test_a_leased_loader_forwards_attributes() -> None:
 # One order for all
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "strategy"), in_turn([*SAMPLERS], ["async_sgd", "sync_sgd"]))
 def test_each_epoch_visits_each_row_once(name: str, strategy: str, tmp_path: Path) -> None:
     train = partial(follow, load=lambda worker: loader_of(SAMPLERS[name]()), folder=str(tmp_path))
@@ -196,6 +197,7 @@ def test_each_epoch_visits_each_row_once(name: str, strategy: str, tmp_path: Pat
     assert seen == dict.fromkeys(range(ROWS), 3)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("load", "epoch"), APART.values(), ids=APART)
 @pytest.mark.parametrize("strategy", but_thorough([ps.async_sgd(), ps.allreduce("torch")], {"async_sgd"}), ids=str)
 def test_workers_with_different_orders_are_refused(
@@ -331,6 +333,7 @@ EVERYWHERE = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
 def test_peeking_at_a_batch_is_as_in_torch(strategy: ps.Strategy) -> None:
     """A peek is in no epoch, step or count; each pass draws its order anew."""
@@ -341,6 +344,7 @@ def test_peeking_at_a_batch_is_as_in_torch(strategy: ps.Strategy) -> None:
         assert torch.equal(run.state_dict[name], value), name
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", EVERYWHERE, ids=str)
 def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(partial(accumulate_by_next, folder=str(tmp_path)), strategy, workers=2, timeout_s=60)
@@ -351,6 +355,7 @@ def test_a_batch_with_an_accumulated_gradient_is_no_peek(strategy: ps.Strategy, 
         assert run.samples == 2 * 4 * BATCH
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "processes"), in_turn([ps.sync_sgd(), ps.allreduce("torch"), ps.async_sgd()], [2, 0]), ids=str
 )
@@ -363,6 +368,7 @@ def test_peeked_batches_are_trained_on_once_an_epoch(strategy: ps.Strategy, proc
     assert seen == dict.fromkeys(range(ROWS), 2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("one-straggler")], ids=["local", "simulated"])
 @pytest.mark.parametrize(
     "strategy", but_thorough([ps.async_sgd(), ps.first_of(1), ps.local_sgd(every=5)], {"async_sgd"}), ids=str
@@ -491,6 +497,7 @@ def scheduled(worker: ps.Worker, epochs: int) -> None:
     worker.log(last=before, steps=steps, share=len(loader) * epochs, left=group["lr"] / group["initial_lr"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=4), ps.hogwild()], ids=str)
 def test_progress_is_the_runs_for_every_worker(strategy: ps.Strategy) -> None:
     """A schedule by one worker's own steps would end too early or never."""
@@ -598,6 +605,7 @@ def looks_again(worker: ps.Worker, processes: int, epochs: int = 2) -> None:
     worker.log(epoch=worker.epoch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "processes"), in_turn(["sync_sgd", "async_sgd", "local_sgd"], [0, 1]))
 def test_a_pass_without_gradients_sees_all_data_and_counts_nowhere(
     strategy: str, processes: int, tmp_path: Path

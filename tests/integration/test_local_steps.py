@@ -112,6 +112,7 @@ def assert_near(got: Weights, wanted: Weights) -> None:
         torch.testing.assert_close(got[name], value, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("optimizers", [loops.sgd, loops.momentum, adamw], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("build", [loops.mlp, normed], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("period", but_thorough([1, 4], {4}))
@@ -128,6 +129,7 @@ RULES: dict[str, tuple[Strategy, Callable[[int], int], Callable[[], Fold]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("optimizers", [loops.momentum, adamw], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("name", RULES)
 def test_a_recipe_is_the_loop_of_its_paper(name: str, optimizers: loops.Optimizers) -> None:

@@ -49,6 +49,7 @@ class Sparse(nn.Module):
         return out
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 def test_sparse_gradients_match_plain_pytorch(strategy: ps.Strategy) -> None:
     """Over local steps, too."""
@@ -112,6 +113,7 @@ def by_rank(worker: ps.Worker, what: str) -> None:
         loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strategy", [*SERVER, ps.hogwild()], ids=str)
 @pytest.mark.parametrize(
     ("what", "words"),
@@ -162,6 +164,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("how", "strategy"), in_turn([*CHANGED], EVERY), ids=str)
 def test_a_model_changed_during_training_is_refused(how: str, strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=CHANGED[how]):
@@ -215,6 +218,7 @@ def rebuilt(worker: ps.Worker, how: Callable[[Any], None], at: int) -> None:
         how(own)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 @pytest.mark.parametrize(
     ("how", "words"),
@@ -228,6 +232,7 @@ def test_tensors_added_after_prepare_are_refused(how: Callable[[Any], None], wor
         ps.run(partial(rebuilt, how=how, at=3), strategy, workers=2, timeout_s=30.0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 def test_changes_after_the_last_step_are_allowed(strategy: ps.Strategy) -> None:
     """For an export; the result holds the trained weights."""
@@ -277,6 +282,7 @@ def wrap(model: Any) -> None:
     model.again = model.twin = Wrapped(model.again)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 def test_caches_and_wrappers_are_allowed(strategy: ps.Strategy) -> None:
     def train(worker: ps.Worker) -> None:
@@ -303,6 +309,7 @@ def unfreezing(worker: ps.Worker, own: bool) -> None:
         loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 def test_a_layer_unfrozen_after_prepare_is_refused(strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ModelMismatchError, match=r"0\.weight needed no gradient when prepare .*trainable='all'"):
@@ -366,6 +373,7 @@ def woken(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("build", but_thorough([loops.mlp, wide], {loops.mlp}), ids=["small", "large"])
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.allreduce()], ids=str)
 def test_what_wakes_in_one_worker_first_trains_as_in_one_process(strategy: ps.Strategy, build: Any) -> None:
@@ -374,6 +382,7 @@ def test_what_wakes_in_one_worker_first_trains_as_in_one_process(strategy: ps.St
         torch.testing.assert_close(run.state_dict[name], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("correct", "build"),
     in_turn(["dana", "gap_aware", "delay_compensated", "plain"], [loops.mlp, wide]),
@@ -691,6 +700,7 @@ KEPT: list[tuple[dict[str, Any], ps.Until | None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kept", "strategy"), in_turn(KEPT, [ps.allreduce("torch"), ps.hogwild(), ps.sync_sgd()], pytest.mark.thorough)
 )
@@ -767,6 +777,7 @@ class KerasNorm(nn.Module):
         return out
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", SOME, ids=str)
 def test_keras_moving_statistics_are_exchanged_as_buffers_are(strategy: ps.Strategy) -> None:
     train = partial(loops.follow, build=KerasNorm, optimizers=loops.sgd, steps=12)

@@ -128,6 +128,7 @@ def same(one: Weights, other: Weights) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("load", LOADERS)
 def test_one_worker_draws_what_the_script_draws(load: str, tmp_path: Path) -> None:
     train = partial(script, load=load)
@@ -152,6 +153,7 @@ def test_a_script_that_is_seeded_outside_of_train_is_the_script(strategy: str, t
     assert same(train(), run.state_dict)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("stop", but_thorough([3, 6, 8], {6}))
 @pytest.mark.parametrize("load", ["shuffled", "replaced by generator", "as it goes", "own source"])
 def test_a_resumed_run_of_one_worker_draws_as_uninterrupted(load: str, stop: int, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def same(ours: Any, theirs: Any) -> bool:
     return torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else bool(ours == theirs)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", but_thorough(["sync_sgd", "async_sgd"], {"async_sgd"}))
 @pytest.mark.parametrize(("kind", "engine"), in_turn([*KINDS], ["processes", "simulated"]))
 def test_state_is_torchs_and_goes_on_from_there(kind: str, strategy: str, engine: str, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_state_is_torchs_and_goes_on_from_there(kind: str, strategy: str, engine
     assert same(run.state_dict, model.state_dict())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("make", [KINDS["SGD"], KINDS["Adam"]], ids=["SGD", "Adam"])
 def test_state_saved_in_lock_step_goes_on_as_the_uninterrupted_run(make: Make, tmp_path: Path) -> None:
     file = str(tmp_path / "saved.pt")
@@ -132,6 +134,7 @@ def whole_run(worker: ps.Worker, stops: bool) -> None:
             loops.descend(optimizer, model(inputs).mean())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_thorough(["sync_sgd", "async_sgd"], {"async_sgd"}))
 def test_a_run_that_is_resumed_at_its_end_does_nothing_more(strategy: str, tmp_path: Path) -> None:
     part, keeping = partial(whole_run, stops=False), ps.Checkpoint()

@@ -54,6 +54,7 @@ def half_prepared(worker: ps.Worker, told: bool, frozen: bool = False) -> None:
         assert messages == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "told"),
     [("sync_sgd", True), ("async_sgd", True), ("local_sgd", True), (ps.allreduce("torch"), True), ("hogwild", False)],
@@ -187,6 +188,7 @@ def sparse(worker: ps.Worker) -> None:
     sparse_steps(model, optimizer)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     but_thorough([ps.hogwild(), ps.local_sgd(every=3), ps.allreduce("torch"), ps.sync_sgd()], {"hogwild", "sync_sgd"}),
@@ -249,6 +251,7 @@ def under_a_trainer(worker: ps.Worker, how: str) -> None:
     as_trainer(optimizer, model, prepared if how == "the prepared loader" else data)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "strategy",
     but_thorough(["sync_sgd", "local_sgd", "hogwild", ps.allreduce("torch")], {"sync_sgd", "hogwild"}),

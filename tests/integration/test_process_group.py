@@ -91,6 +91,7 @@ def test_sync_batch_norm_is_one_worker_with_the_whole_batch_also_where_parts_are
         torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=2e-6, msg=name)
 
 
+@pytest.mark.thorough
 def test_collectives_give_what_torch_gives_though_epochs_divide_unevenly() -> None:
     seen = ps.run(collects, "sync_sgd", workers=3).returned
     known = (True, 3, True, "gloo")

@@ -103,6 +103,7 @@ def test_schedule_by_batch_is_torchs_with_one_worker(name: str, strategy: Any, t
     assert rates[:-1] == wanted(make, ALL)
 
 
+@pytest.mark.few(2)
 @each_schedule
 def test_schedule_by_batch_ends_at_its_end_on_every_worker(name: str, strategy: Any, tmp_path: Path) -> None:
     """One worker is much faster than the other."""
@@ -207,6 +208,7 @@ def counted(worker: ps.Worker, folder: str, number: int = 40, late: bool = False
     assert optimizer.param_groups[0]["lr"] == 0.0, "the schedule ends with the steps"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("workers", but_thorough([1, 2], {2}))
 def test_workers_together_make_the_steps_of_the_script(strategy: Any, workers: int, tmp_path: Path) -> None:
@@ -223,6 +225,7 @@ def test_counted_samples_end_a_run(tmp_path: Path) -> None:
     assert 3200 <= run.samples < 1_600_000
 
 
+@pytest.mark.thorough
 def test_resumed_run_makes_the_steps_that_are_left(tmp_path: Path) -> None:
     folder = tmp_path / "seen"
     folder.mkdir()
@@ -331,6 +334,7 @@ def built_later(worker: ps.Worker, make: Callable[[Any, int], Any], accumulate: 
     return [*rates, optimizer.param_groups[0]["lr"]]
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
     ("strategy", "cluster"), [("sync_sgd", "uniform"), (ps.local_sgd(3), "uniform"), ("async_sgd", "one-straggler")]

@@ -169,6 +169,7 @@ def test_a_browser_draws_every_strategy_in_its_colour(
     assert [colour for colour in palette(dark) if seen.get(colour, 0) < 11 * 11 + 50] == []
 
 
+@pytest.mark.thorough
 def test_a_day_of_32_workers_is_shown_and_small(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
     day_s, spans = 86_400.0, 3_000
     step_s = day_s / spans
@@ -384,6 +385,7 @@ def test_isolated_points_and_gaps_are_drawn(chromium: Browser, tmp_path: Path, e
     show(chromium, tmp_path, [one])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("metric", but_thorough(["score", "loss"], {"score"}))
 @pytest.mark.parametrize(
     "values",

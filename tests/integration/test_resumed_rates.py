@@ -72,6 +72,7 @@ def resuming(worker: ps.Worker, how: str) -> list[Any]:
     return found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("how", "told"),
     [

@@ -76,6 +76,7 @@ def moved(run: ps.Run) -> float:
     return max(float((run.state_dict[key] - value).abs().max().detach()) for key, value in build().named_parameters())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["krum", "multi-krum"])
 def test_krum_takes_no_liar(name: str) -> None:
     """One liar moves the mean anywhere, and under Krum nothing: the run is to the bit that of another lie."""
@@ -84,6 +85,7 @@ def test_krum_takes_no_liar(name: str) -> None:
     assert 3 * moved(honest) < moved(simulated(site, ps.fedavg()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_thorough(ROBUST, {"krum", "gradients", "fragments", "first"}))
 def test_a_run_replays_bit_for_bit(name: str, tmp_path: Path) -> None:
     train = site if ROBUST[name].every.by_client else shared
@@ -92,6 +94,7 @@ def test_a_run_replays_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert ps.replay(run.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_of_half_precision_the_median_goes_into_the_master_copy(tmp_path: Path) -> None:
     train = partial(site, dtype=torch.bfloat16)
     run = simulated(train, ROBUST["median"], runs=tmp_path)

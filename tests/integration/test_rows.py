@@ -75,6 +75,7 @@ def train(worker: ps.Worker, make: Make, steps: int) -> None:
     loop(model, optimizers, steps, worker.workers, worker.rank)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(("name", "kind"), in_turn([*SERVED], [*KINDS], pytest.mark.thorough))
 def test_one_worker_gives_torchs_bits(name: str, kind: str) -> None:
@@ -97,6 +98,7 @@ def test_two_workers_in_lock_step_make_the_step_of_both_batches(make: Make) -> N
         assert torch.allclose(run.state_dict[name], value, atol=1e-5), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     in_turn([*KINDS], [ps.buffered(2), ps.sync_sgd(), ps.async_sgd()], pytest.mark.thorough),
@@ -123,6 +125,7 @@ def test_bytes_are_those_of_the_rows() -> None:
     assert run.summary.bytes == 12 * (up + down + 2 * tower)
 
 
+@pytest.mark.thorough
 def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     make = KINDS["SparseAdam and Adam"]
     part, keeping = partial(half, make=make), ps.Checkpoint()

@@ -69,6 +69,7 @@ def furthest(one: ps.Run, other: ps.Run) -> float:
     return max(float((one.state_dict[name] - other.state_dict[name]).abs().max()) for name in one.state_dict)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "recipe",
     [ps.fedavg, functools.partial(ps.fedopt, "adam", lr=0.01), functools.partial(ps.fedprox, 0.1)],
@@ -81,6 +82,7 @@ def test_the_weights_are_those_of_a_plain_run(recipe: Callable[..., ps.Strategy]
     assert secure.samples == plain.samples > 0
 
 
+@pytest.mark.thorough
 def test_in_processes_too_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
     first = functools.partial(site, rounds=2)
     settings: dict[str, Any] = {"workers": 3, "checkpoint": ps.Checkpoint(every_s=60.0), "runs": tmp_path}
@@ -375,6 +377,7 @@ def test_a_private_site_whose_numbers_are_not_finite_counts_as_one_that_did_not_
     assert furthest_from(build().state_dict(), done, 0.01 * 7 / 8 + 0.01) < 1e-5
 
 
+@pytest.mark.thorough
 def test_versions_have_noise_of_the_sites_alone() -> None:
     """8 runs: 3,084 differences; 8% are six deviations."""
     ends = [run(private(0.1), functools.partial(rests, rounds=1)).state_dict for _ in range(8)]
@@ -393,6 +396,7 @@ def goes_on(worker: ps.Worker, rounds: int = 1000) -> None:
         worker.contribute(samples=1 + worker.rank)
 
 
+@pytest.mark.thorough
 def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
     done = run(private(4.0, epsilon=2.0), goes_on)
     epsilon = [Budget(ps.Privacy(NORM, 4.0, 1e-3)).spent(rounds) for rounds in (done.version, done.version + 1)]

@@ -70,6 +70,7 @@ def named(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {("1" if name[0] == "0" else "0") + name[1:]: value for name, value in state.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "kinds"), in_turn([*SERVED, "hogwild", ps.local_sgd(1)], [*PAIRS], pytest.mark.thorough), ids=str
 )
@@ -102,6 +103,7 @@ def test_lock_step_of_two_optimizers_equals_the_doubled_batch() -> None:
         assert torch.allclose(one[name], two[name], atol=1e-5), name
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy", but_thorough(["sync_sgd", "async_sgd", "local_sgd", "bounded_staleness"], {"async_sgd", "local_sgd"})
 )
@@ -251,6 +253,7 @@ def seen_in(folder: Path) -> list[float]:
     return sorted(float(one) for file in folder.glob("*-*") for one in file.read_text().split())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("data", [Numbers(50), Sharded(50)], ids=["every second element", "parts of its own"])
 @pytest.mark.parametrize("processes", [0, 1])
 def test_each_worker_reads_its_part_of_a_stream(data: Any, processes: int, tmp_path: Path) -> None:
@@ -261,6 +264,7 @@ def test_each_worker_reads_its_part_of_a_stream(data: Any, processes: int, tmp_p
     assert run.samples == 50
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shards", but_thorough([1, 4], {4}))
 def test_hugging_face_data_sets_are_shared_out(shards: int, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")

@@ -88,6 +88,7 @@ def test_a_sink_that_raises_is_dropped_with_one_warning() -> None:
     assert not [one for one in threading.enumerate() if one.name == "plesio sink Kept"]
 
 
+@pytest.mark.thorough
 def test_a_sink_that_hangs_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "END_S", 0.2)
     goes_on = threading.Event()
@@ -104,6 +105,7 @@ def test_a_sink_that_hangs_in_a_call_is_dropped_while_the_run_goes_on(monkeypatc
     goes_on.set()
 
 
+@pytest.mark.thorough
 def test_a_slow_sink_hears_less_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "WAITING_MAX", 2)
     slow, quick = Kept({"tell": lambda: time.sleep(0.2)}), Kept()

@@ -60,6 +60,7 @@ def evaluated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return ran(loop, request.param, evaluate=partial(looked_both_ways, seen=seen), evaluate_every_s=0.2)
 
 
+@pytest.mark.few(1)
 def test_evaluations_see_rows_as_they_are_and_the_last_one_as_they_end(evaluated: ps.Run) -> None:
     run = evaluated
     first, last = run.history[0].metrics, run.history[-1].metrics
@@ -447,6 +448,7 @@ def ahead(worker: Any, way: str, asks: bool = True) -> int:
 WAYS = ["looks", "accumulates", "leaves", "validates"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("engine", "way"),
     [

@@ -96,6 +96,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+@pytest.mark.thorough
 def test_default_dtype_reaches_all_processes_of_one_run(tmp_path: Path) -> None:
     before = TorchSettings.of_this_process()
     torch.set_default_dtype(torch.float64)
@@ -108,6 +109,7 @@ def test_default_dtype_reaches_all_processes_of_one_run(tmp_path: Path) -> None:
     assert run.state_dict["weight"].dtype is torch.float32
 
 
+@pytest.mark.thorough
 def test_all_settings_reach_all_processes_of_one_run(tmp_path: Path) -> None:
     before = TorchSettings.of_this_process()
     for name in ("deterministic", "one backend's", "tf32", "mkldnn", "cudnn", "anomaly", "denormal", "uninitialized"):

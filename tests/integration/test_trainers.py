@@ -165,6 +165,7 @@ def train(worker: ps.Worker, loop: Loop, **settings: Any) -> None:
     loop(worker, **settings)
 
 
+@pytest.mark.few(1)
 @SOON
 def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> None:
     alone = loop(None, batch=8, folder=str(tmp_path / "alone"), clip=0.5).state_dict()
@@ -174,6 +175,7 @@ def test_one_worker_gives_the_trainers_own_bits(loop: Loop, tmp_path: Path) -> N
     assert run.samples == EPOCHS * ROWS
 
 
+@pytest.mark.few(1)
 @SOON
 @pytest.mark.parametrize(
     ("strategy", "engine"),
@@ -200,6 +202,7 @@ def test_two_workers_in_lock_step_are_the_trainer_with_the_doubled_batch_and_one
         assert len(saved["optimizer_states"][0]["state"]) == 4, "with the state, fetched from the server"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("loop", "strategy", "engine"),
     [
@@ -272,6 +275,7 @@ OPTIONS: dict[str, Settings] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_thorough(OPTIONS, {"max_steps", "early stopping", "a stream"}))
 def test_one_worker_goes_by_lightnings_options(name: str, tmp_path: Path) -> None:
     quiet: Settings = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **OPTIONS[name]}

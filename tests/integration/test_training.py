@@ -142,6 +142,7 @@ def run_loop(steps: int, prepare: Any) -> nn.Module:
     return model
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "strategy",
     but_thorough([ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(every=1), ps.hogwild()], {"async_sgd", "hogwild"}),
@@ -183,6 +184,7 @@ def test_any_optimizer_runs_at_the_server_and_brings_its_state(name: str, begun:
 REAL = [ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(every=1), ps.allreduce("torch"), ps.hogwild()]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", but_thorough(REAL, {"async_sgd", "hogwild", ps.allreduce("torch").name}), ids=str)
 def test_initial_optimizer_state_is_kept_by_every_strategy(strategy: ps.Strategy) -> None:
     """AMSGrad keeps three tensors per parameter, more than a ring for one worker has free."""
@@ -194,6 +196,7 @@ def test_rounds_start_from_worker_0s_optimizer_state(name: str) -> None:
     goes_on_as_without_plesio(name, ps.sync_sgd(), workers=3, engine=ps.Simulated("uniform"))
 
 
+@pytest.mark.thorough
 def test_shared_memory_matches_the_formula() -> None:
     """N + 2 versions (one more to evaluate), N slots, and the state of optimizer and correction. To the run those that all-reduce
     by torch are one worker."""
@@ -214,6 +217,7 @@ def accuracy(model: nn.Module) -> dict[str, float]:
     return {"accuracy": (model(inputs).argmax(1) == labels).float().mean().item()}
 
 
+@pytest.mark.thorough
 def test_a_run_folder_holds_every_file(tmp_path: Path) -> None:
     train = partial(loops.endless, pause_s=0.001)
     run = ps.run(
@@ -245,6 +249,7 @@ def test_a_run_folder_holds_every_file(tmp_path: Path) -> None:
     assert '"name":"accuracy"' in (run.folder / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_snapshots_are_consistent_and_the_last_is_evaluated() -> None:
     """The last evaluation is of the returned weights."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.momentum, steps=40)
@@ -259,6 +264,7 @@ def weight_sum(model: nn.Module) -> dict[str, float]:
     return {"sum": sum(value.double().sum().item() for value in model.state_dict().values())}
 
 
+@pytest.mark.thorough
 def test_a_straggler_holds_the_others_under_sync_sgd_only() -> None:
     """Waiting and staleness show each strategy's cost."""
     train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=1000)

@@ -82,6 +82,7 @@ def test_few_lines_are_changed(name: str) -> None:
     assert len(changed) <= LINES.get(name, 5), changed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_worker_computes_what_torch_computes(name: str) -> None:
     strategy = "local_sgd" if name == "sines" else "sync_sgd"  # L-BFGS evaluates the loss several times a step
@@ -91,6 +92,7 @@ def test_one_worker_computes_what_torch_computes(name: str) -> None:
         assert torch.equal(value, wanted[key]), key
 
 
+@pytest.mark.thorough
 def test_two_workers_in_lock_step_compute_the_doubled_batch() -> None:
     """The GAN's loader is shuffled by a generator of its own; the others draw something else with another batch."""
     wanted = plain("gan", BATCH=16)
@@ -98,6 +100,7 @@ def test_two_workers_in_lock_step_compute_the_doubled_batch() -> None:
         assert torch.allclose(value, wanted[key], atol=1e-5), key
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", MODES, ids=str)
 @pytest.mark.parametrize("name", HABITS)
 def test_every_mode_trains_it(name: str, strategy: Any) -> None:
@@ -111,6 +114,7 @@ def test_every_mode_trains_it(name: str, strategy: Any) -> None:
     assert all(bool(value.isfinite().all()) for value in run.state_dict.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", ["async_sgd", pytest.param(ps.local_sgd(4), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", but_slow([*HABITS, "trainer_class"], {"trainer_class", "recommender"}))
 def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_path: Path) -> None:
@@ -119,6 +123,7 @@ def test_an_asynchronous_run_replays_bit_for_bit(name: str, strategy: Any, tmp_p
     assert ps.replay(run.folder, partial(train, name=name)).identical
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow([*HABITS, "contrastive"], {"gan", "contrastive"}))
 def test_the_simulator_computes_what_processes_do_in_lock_step(name: str) -> None:
     real, simulated = run_of(name, "sync_sgd", 2), run_of(name, "sync_sgd", 2, engine=ps.Simulated("uniform"))
@@ -126,6 +131,7 @@ def test_the_simulator_computes_what_processes_do_in_lock_step(name: str) -> Non
         assert torch.equal(value, simulated.state_dict[key]), key
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_slow(HABITS, {"resnet", "gan"}))
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     """It is stopped when its first epoch, or as many of its own steps, are done."""

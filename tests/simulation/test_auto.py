@@ -57,6 +57,7 @@ def switches(run: VirtualRun | ps.Run) -> list[str]:
     return [one.what for one in run.incidents if one.what.startswith("switched ")]
 
 
+@pytest.mark.thorough
 def test_when_a_worker_becomes_slow_it_is_nearly_as_fast_as_the_best_and_goes_over_once() -> None:
     run = timed(ps.auto(CHOICES), STRAGGLER)
     (what,) = switches(run)
@@ -67,12 +68,14 @@ def test_when_a_worker_becomes_slow_it_is_nearly_as_fast_as_the_best_and_goes_ov
     assert max(timed(one, STRAGGLER).steps for one in CHOICES) <= 1.15 * run.steps
 
 
+@pytest.mark.thorough
 def test_where_workers_are_equal_it_stays_and_costs_nothing() -> None:
     run = timed(ps.auto(CHOICES))
     assert switches(run) == []
     assert run.steps == timed(ps.sync_sgd()).steps
 
 
+@pytest.mark.thorough
 def test_when_the_slow_worker_recovers_it_goes_back_to_lock_step() -> None:
     for_a_while = Slow(worker=0, factor=10.0, at_s=30.0, until_s=130.0)
     assert [what.split(" at ")[0] for what in switches(timed(ps.auto(CHOICES), for_a_while, seconds=250.0))] == [
@@ -81,6 +84,7 @@ def test_when_the_slow_worker_recovers_it_goes_back_to_lock_step() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_deaths_and_successors_do_not_keep_it_from_choosing() -> None:
     slow = Slow(worker=0, factor=10.0, at_s=30.0)
     faults = (slow, Crash(worker=1, at_s=50.0), Restart(worker=1, at_s=100.0))
@@ -132,6 +136,7 @@ def test_it_survives_a_file() -> None:
     assert Strategy.from_data(QUICK.name, QUICK.as_data()) == QUICK
 
 
+@pytest.mark.thorough
 def test_a_run_that_chooses_is_the_same_again_and_replays(tmp_path: Path) -> None:
     """With real gradients, deaths and data; the journal has the switches, and nobody chooses in a replay."""
     machines = cluster(Slow(worker=0, factor=10.0, at_s=4.0), Crash(worker=2, at_s=9.0), Restart(worker=2, at_s=13.0))

@@ -24,6 +24,7 @@ STRATEGIES = but_slow(
 TIMES = st.floats(0.1, 4.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: str(one.name))
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deaths=st.lists(st.tuples(st.integers(0, 1), TIMES, st.booleans()), max_size=3), seed=st.integers(0, 99))
@@ -48,6 +49,7 @@ def test_a_state_counts_with_its_turn(strategy: Strategy, deaths: list[tuple[int
         assert turns >= 24
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: str(one.name))
 def test_a_resumed_run_goes_on_with_what_clients_kept(strategy: Strategy, tmp_path: Path) -> None:
     engine = ps.Simulated(Cluster((Group(2, LogNormal(0.1, 0.3)), Group(1, Constant(0.3)))))

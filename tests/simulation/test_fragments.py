@@ -72,6 +72,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Contribu
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -104,6 +105,7 @@ def test_a_round_is_of_one_part(tmp_path: Path, sent: dict[tuple[int, int], list
     assert rounds[-1] == {ALL_PARTS}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("codec", [None, "int8", "int4"])
 @pytest.mark.parametrize("recipe", [ps.diloco, ps.async_local_sgd])
 def test_only_a_part_travels(recipe: Any, codec: str | None, sent: dict[tuple[int, int], list[Contribution]]) -> None:
@@ -127,6 +129,7 @@ def test_only_a_part_travels(recipe: Any, codec: str | None, sent: dict[tuple[in
     assert run.summary.bytes == 2 * sum(each[part] * count for part, count in parts.items())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "seconds"),
     in_turn(

@@ -72,6 +72,7 @@ def adopted(run: ps.Run) -> list[int]:
     return [one.adopted_at for one in events if isinstance(one, Pushed)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_that_goes_on_replays_bit_for_bit(name: str, tmp_path: Path) -> None:
     faults = [Crash(worker=0, at_s=0.31), Restart(worker=0, at_s=0.5), Crash(worker=2, at_s=0.4)]
@@ -88,6 +89,7 @@ def test_packed_answers_that_are_taken_late_replay_bit_for_bit(packed: Any, tmp_
     assert ps.replay(str(run.folder), chancy).identical
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", but_slow(range(12), {0, 1, 2}))
 @pytest.mark.parametrize(
     "strategy", [ps.async_local_sgd(3, overlap=True), ps.async_sgd("plain", ahead=1)], ids=lambda one: one.name
@@ -106,6 +108,7 @@ def test_deaths_of_workers_that_go_on_lose_no_batch_and_double_none(
     assert run.samples - sum(one.in_vain for one in run.workers) * BATCH == SAMPLES
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_makes_up_for_what_was_in_flight(tmp_path: Path) -> None:
     """What workers did since they sent last is in no checkpoint: it is undone, and its data leased again."""
     strategy = ps.async_local_sgd(3, overlap=True)
@@ -117,6 +120,7 @@ def test_a_resumed_run_makes_up_for_what_was_in_flight(tmp_path: Path) -> None:
     assert ps.replay(str(first.folder), counting).identical
 
 
+@pytest.mark.thorough
 def test_resumed_rounds_that_go_on_give_the_same_bits_each_time(tmp_path: Path) -> None:
     strategy = ps.diloco(3, codec="int8", overlap=True)
     first = simulated(chancy, strategy, tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=30))
@@ -143,6 +147,7 @@ def trained(worker: ps.Worker, make: Any) -> None:
         optimizer.step()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("strategy", "make", "expected"),
     [
@@ -223,6 +228,7 @@ def site(worker: ps.Worker) -> None:
         worker.contribute(samples=20)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("latency_s", [0.01, 0.022, 0.028, 0.032])
 def test_a_replay_takes_an_answer_where_the_loop_saw_it(latency_s: float, tmp_path: Path) -> None:
     cluster = Cluster((Group(2, Constant(0.02), Link(latency_s)),))
@@ -247,6 +253,7 @@ def test_workers_in_step_wait_until_local_steps_begin(tmp_path: Path) -> None:
     assert all(taken[5 * WORKERS : -WORKERS])
 
 
+@pytest.mark.thorough
 def test_how_far_the_data_is_never_falls_after_a_death() -> None:
     seen: list[float] = []
 

@@ -85,6 +85,7 @@ def stepped_in_float32(build: Any, make: Any) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=named)
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ def test_one_worker_equals_a_loop_with_a_float32_copy(
 ROUNDS = [ps.sync_sgd(), ps.local_sgd(2), ps.diloco(2), ps.diloco(2, codec="int8")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ROUNDS, ids=named)
 def test_a_resumed_run_gives_the_same_weights_and_a_replay_the_same_versions(
     strategy: Strategy, tmp_path: Path
@@ -122,6 +124,7 @@ def test_a_resumed_run_gives_the_same_weights_and_a_replay_the_same_versions(
     assert ps.replay(second.folder, train).identical
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -142,6 +145,7 @@ def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Pa
     assert ps.replay(second.folder, function).identical
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:resumed under")
 @pytest.mark.parametrize("make", [MOMENTUM, ADAMW], ids=["momentum", "adamw"])
 @pytest.mark.parametrize(
@@ -185,6 +189,7 @@ def small_steps(worker: Any) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_small_steps_of_a_run_are_all_made() -> None:
     run = ps.run(small_steps, ps.async_sgd(), workers=2, timeout_s=60)
     torch.testing.assert_close(run.state_dict["weight"].float(), torch.tensor([[1.05]]), rtol=2.0**-8, atol=0)

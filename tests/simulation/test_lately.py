@@ -34,6 +34,7 @@ def steps_per_s(run: VirtualRun, from_s: float) -> float:
     return sum(one.steps for one in spans) / (run.clock.now_s - from_s)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ran_with", [ps.sync_sgd(), ps.async_sgd(), ps.local_sgd(16)], ids=lambda one: one.recipe)
 def test_a_forecast_is_of_the_speeds_of_now(ran_with: ps.Strategy) -> None:
     """One worker has become ten times slower: whatever ran, each strategy is forecast as it goes since then."""

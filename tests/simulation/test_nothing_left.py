@@ -67,6 +67,7 @@ def left() -> tuple[int, int]:
     return open_descriptors(), shared_mappings()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("anonymous", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["memfd", "files"])
 @pytest.mark.parametrize(
     "strategy", [ps.async_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(every=3)], ids=lambda one: one.name
@@ -89,6 +90,7 @@ def test_simulated_runs_and_replays_leak_nothing(
         assert all(torch.equal(value, one.state_dict[name]) for name, value in first.state_dict.items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["raises", "is wrong", "is not finite", "in prepare"])
 @pytest.mark.filterwarnings("ignore:.*held a NaN:RuntimeWarning")
 def test_failed_simulated_runs_leak_nothing(how: str, tmp_path: Path) -> None:

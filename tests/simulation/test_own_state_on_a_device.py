@@ -79,6 +79,7 @@ def test_it_is_left_for_checkpoints_alone(left: list[tuple[int, int]], tmp_path:
     assert left == [(worker, number) for number in (7, 8, 10) for worker in (0, 1)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("cluster", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("strategy", [ps.local_sgd(EVERY), ps.diloco(EVERY, codec="int8")], ids=lambda one: one.name)
 def test_a_resumed_run_is_the_uninterrupted_one(

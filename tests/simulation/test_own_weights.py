@@ -67,6 +67,7 @@ def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     assert same(real.state_dict, virtual.state_dict)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
 def test_a_real_run_that_writes_weights_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = ps.run(writing, strategy, workers=3, timeout_s=60, runs=tmp_path)

@@ -56,6 +56,7 @@ def day(strategy: ps.Strategy, cluster: Cluster = CLUSTER, **settings: Any) -> p
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
 def test_clients_are_drawn_at_their_time_and_the_run_replays(strategy: ps.Strategy, tmp_path: Path) -> None:
     faults = tuple(one for at in (4e3, 2e4) for one in (Crash(worker=1, at_s=at), Restart(worker=1, at_s=at + 99)))

@@ -76,6 +76,7 @@ def found(name: str) -> str | None:
     return next((failure for failure in failures if failure is not None), None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_slow(BUGS, [*BUGS][::3]))
 def test_a_planted_bug_is_found(name: str) -> None:
     failure = found(name)

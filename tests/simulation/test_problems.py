@@ -144,6 +144,7 @@ def test_a_round_has_the_noise_of_a_mean_gradient() -> None:
 # Runs
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_strategy_lowers_the_loss(name: str, strategy: Strategy) -> None:

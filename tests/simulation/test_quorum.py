@@ -57,6 +57,7 @@ def test_late_work_is_folded_and_replays(tmp_path: Path) -> None:
     assert ps.replay(run.folder, train).identical
 
 
+@pytest.mark.thorough
 def test_a_grace_lets_a_slightly_late_worker_into_the_round(tmp_path: Path) -> None:
     strict, lenient = (
         run_of(strategy, tmp_path, last_takes(0.11)) for strategy in (ps.quorum(3), ps.quorum(3, grace_s=0.05))

@@ -64,6 +64,7 @@ def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
     return again
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
 def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
@@ -71,11 +72,13 @@ def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) ->
     assert_same(run)
 
 
+@pytest.mark.thorough
 def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
     train = functools.partial(chancy, kind="adam")
     assert_same(trained(ps.async_sgd(), tmp_path, train), train)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [(ps.async_sgd(), "adam"), (ps.sync_sgd(), "adam"), pytest.param(ps.async_sgd(), "sgd", marks=pytest.mark.slow)],
@@ -104,6 +107,7 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
         assert_same(run, train)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"async_sgd", "first_of(2)"}),
@@ -116,6 +120,7 @@ def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_pa
     assert_same(run, train)
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_replays(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=1000), until=ps.Until(steps=60))
     assert_same(run, functools.partial(chancy, epochs=1000))
@@ -162,6 +167,7 @@ ENOUGH = ps.Until(steps=40)
 DIES_AMID = Cluster((Group(2, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.65),))
 
 
+@pytest.mark.few(2)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("options", "of_train"),
@@ -217,6 +223,7 @@ def test_a_version_outside_the_journal_is_refused(tmp_path: Path) -> None:
         ps.replay(run.folder, chancy, until=run.version + 1)
 
 
+@pytest.mark.thorough
 def test_version_0_is_the_initial_model(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     start = ps.replay(run.folder, chancy, until=0)
@@ -225,6 +232,7 @@ def test_version_0_is_the_initial_model(tmp_path: Path) -> None:
     assert torch.equal(start.state_dict["0.weight"], build()[0].weight)
 
 
+@pytest.mark.thorough
 def test_another_training_function_is_refused(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path)
     from support.loops import follow
@@ -235,6 +243,7 @@ def test_another_training_function_is_refused(tmp_path: Path) -> None:
         ps.replay(run.folder, follow)
 
 
+@pytest.mark.thorough
 def test_a_damaged_journal_is_replayed_up_to_the_damage(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path)
     assert run.folder is not None
@@ -256,6 +265,7 @@ def test_a_damaged_journal_is_replayed_up_to_the_damage(tmp_path: Path) -> None:
     assert "bytes from byte" in part.missing
 
 
+@pytest.mark.thorough
 def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
     """As a killed server leaves it. Every version it holds is the same."""
     run = trained(ps.async_sgd(), tmp_path)
@@ -271,6 +281,7 @@ def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
     assert main(["replay", str(file), "--script", str(script)]) == 0
 
 
+@pytest.mark.thorough
 def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     """With two pushes exchanged the weights differ."""
     from plesio.protocol.journal import JournalWriter
@@ -299,6 +310,7 @@ def test_hogwild_keeps_no_journal(tmp_path: Path) -> None:
     assert not (run.folder / FILE_NAME).exists()
 
 
+@pytest.mark.thorough
 def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")
@@ -322,6 +334,7 @@ def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads((run.folder / "summary.json").read_text())["version"] == run.version
 
 
+@pytest.mark.thorough
 def test_the_command_replays_a_named_script_and_refuses_another_function(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +376,7 @@ def test_a_script_that_changed_is_refused_before_it_is_executed(
     assert Path("executed").exists()
 
 
+@pytest.mark.thorough
 def test_a_full_disk_ends_the_journal_only(tmp_path: Path) -> None:
     often = ps.Checkpoint(every_s=0.1)
     run = ps.run(fills_the_disk, ps.async_sgd(), workers=2, runs=tmp_path, timeout_s=60, checkpoint=often)
@@ -390,6 +404,7 @@ def half_done(worker: Any) -> None:
             optimizer.zero_grad()
 
 
+@pytest.mark.thorough
 def test_a_step_cancelled_half_way_replays(tmp_path: Path) -> None:
     run = trained(ps.first_of(2), tmp_path, half_done, workers=3)
     assert run.summary.discarded["cancelled"] > 0
@@ -416,6 +431,7 @@ def cooling(worker: Any) -> None:
                 schedule.step()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("workers", "m", "options"),
     [
@@ -436,6 +452,7 @@ def test_the_place_of_a_cancellation_within_a_step_replays(
 CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0.25, until_s=1.5),))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("train", [cooling, endless], ids=["leased data", "data of its own"])
 @pytest.mark.parametrize(
     "strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=lambda one: one.name
@@ -508,6 +525,7 @@ def called_off_between(journal: Iterable[Record]) -> list[int]:
     return [one.staleness for one in journal if isinstance(one, Discard) and one.verdict is Verdict.CANCELLED]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("looks", [pytest.param(False, marks=pytest.mark.slow), True], ids=["never looks", "looks"])
 def test_a_repeated_cancellation_replays(looks: bool, tmp_path: Path) -> None:
     train = functools.partial(pausing, looks=looks)
@@ -565,6 +583,7 @@ def leaving_early(worker: Any, epochs: int = 3) -> None:
                 model(inputs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "data"),
     [
@@ -595,6 +614,7 @@ FAR_AND_MORTAL = Cluster(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}),
@@ -617,6 +637,7 @@ def without_data(worker: Any) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_replay_leaves_the_random_sources_as_they_were(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path, workers=2)
     before = torch.get_rng_state()

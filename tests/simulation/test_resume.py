@@ -56,6 +56,7 @@ def same(one: ps.Run, other: ps.Run) -> bool:
     return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("steps", [10, 17])
 @pytest.mark.parametrize("function", [train, adam])
 def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: int, tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ HOLDING = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "seconds"), in_turn(HOLDING, [1.3, 2.1]), ids=lambda one: str(getattr(one, "name", one))
 )
@@ -97,6 +99,7 @@ def test_what_a_worker_holds_comes_back(strategy: Strategy, seconds: float, tmp_
     assert ps.replay(second.folder, adam).identical
 
 
+@pytest.mark.thorough
 def test_what_a_dead_worker_held_is_reported_lost(tmp_path: Path) -> None:
     dies = Cluster((Group(4, Constant(0.1)),), faults=(Crash(worker=1, at_s=0.55),))
     first = simulated(
@@ -121,6 +124,7 @@ def test_another_inner_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
         simulated(ps.local_sgd(2), resume=first.folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -110,6 +110,7 @@ ALONE = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("was", "now"), ALONE, ids=str_of)
 def test_one_worker_gives_the_plain_loops_weights_bit_for_bit(
@@ -145,6 +146,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer momentum", "ignore:resumed with")
 @pytest.mark.parametrize(("was", "before", "now", "after"), PAIRS, ids=str_of)
 def test_each_sample_is_visited_once_over_both_runs(
@@ -248,6 +250,7 @@ def test_a_correction_goes_on_where_it_is_the_same(tmp_path: Path) -> None:
 ONE_FOR_ALL = "the state of the optimizer of worker 1, 2, 3 is dropped, for that of worker 0 is everybody's now"
 
 
+@pytest.mark.few(3)
 @pytest.mark.filterwarnings("ignore:.*outer momentum")
 @pytest.mark.parametrize(
     ("was", "now", "workers", "words"),

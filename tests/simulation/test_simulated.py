@@ -89,6 +89,7 @@ EACH_WAY = {
 """Each way of gathering, releasing and adopting; every recipe's timed workers are in test_virtual.py."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
 def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, runs=tmp_path, seed=seed) for seed in (5, 5, 6)]
@@ -169,6 +170,7 @@ def test_one_worker_is_plain_pytorch(strategy: Strategy, optimizers: Any) -> Non
     assert same(run.state_dict, plain_pytorch(mlp, optimizers, 25))
 
 
+@pytest.mark.thorough
 def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     real = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=60)
     virtual = simulated(ps.sync_sgd(), UNEVEN.first(3))
@@ -209,6 +211,7 @@ FAULTS = Cluster(
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     [ps.sync_sgd(), ps.first_of(2), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
@@ -379,6 +382,7 @@ def with_data(worker: Any, batches: int = 90, epochs: int = 12) -> None:
             optimizer.step()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "data"), [(ps.local_sgd(16), "leases"), (ps.async_local_sgd(16), "shards")])
 def test_a_worker_far_away_hardly_waits_for_its_data(strategy: Strategy, data: str) -> None:
     """One of 8 workers is 100 ms away: it waits for the first lease of an epoch, not for each."""

@@ -140,12 +140,14 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 pytestmark = pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer momentum")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("was", "version", "now"), IN_LOCK_STEP, ids=name_of)
 def test_in_lock_step(was: Strategy, version: int, now: Strategy, kind: str, tmp_path: Path) -> None:
     check(partial(train, kind=kind), was, version, now, EVEN, tmp_path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("was", "version", "now"), OF_ONE, ids=name_of)
 def test_of_one_worker(was: Strategy, version: int, now: Strategy, kind: str, tmp_path: Path) -> None:
@@ -201,6 +203,7 @@ def test_several_optimizers_do_not_come_out_of_step_into_rounds(was: Strategy) -
         simulated(two_by_one_pass, ps.phases(was, (5, ps.sync_sgd())))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("was", "now"), AS_THE_SCRIPT, ids=name_of)
 def test_one_worker_that_switches_there_and_back_is_the_script(was: Strategy, now: Strategy, kind: str) -> None:

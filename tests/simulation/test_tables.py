@@ -58,6 +58,7 @@ def simulated(strategy: Strategy, folder: Path, loop: Any = train, faults: Any =
     return ps.run(loop, strategy, workers=3, engine=ps.Simulated(cluster), runs=folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     but_slow(REAL, {"async_sgd", "sync_sgd", "local_sgd(every 3 steps, overlap=True)"}),
@@ -68,6 +69,7 @@ def test_real_processes_have_the_rows_of_the_twin_and_replay(strategy: Strategy,
     assert_as_the_twin(run, strategy)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "strategy",
     but_slow(
@@ -93,6 +95,7 @@ def test_rows_that_expire_while_real_processes_have_them(strategy: Strategy, tmp
     assert_as_the_twin(run, strategy, loop, life=LIFE)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("strategy", "way"), in_turn([ps.async_sgd(), ps.sync_sgd(), ps.local_sgd(3)], WAYS), ids=by_name
 )
@@ -112,6 +115,7 @@ def test_however_a_step_of_a_real_process_uses_its_rows(way: str, tmp_path: Path
     assert_as_the_twin(run, ps.async_sgd(), loop, way)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "way"), in_turn(RECIPES, ["ahead", "twice ahead"]), ids=by_name)
 def test_rows_that_were_asked_for_ahead(strategy: Strategy, way: str, tmp_path: Path) -> None:
     """Where they step with a round, they are served after it; also where workers die and come back."""
@@ -124,6 +128,7 @@ def test_rows_that_were_asked_for_ahead(strategy: Strategy, way: str, tmp_path: 
     assert any(one.ahead for one in wanted) == (not strategy.send.stepped)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", but_slow(REAL[:3], {"async_sgd", "first_of(2)"}), ids=lambda one: one.name)
 def test_rows_that_a_real_process_asks_for_ahead(strategy: Strategy, tmp_path: Path) -> None:
     loop = partial(train, way="twice ahead")
@@ -131,6 +136,7 @@ def test_rows_that_a_real_process_asks_for_ahead(strategy: Strategy, tmp_path: P
     assert_as_the_twin(run, strategy, loop, "twice ahead")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -146,6 +152,7 @@ def test_workers_that_go_on_pull_for_the_next_contribution_meanwhile(strategy: S
     assert_as_the_twin(simulated(strategy, tmp_path), strategy)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "seed"), in_turn([*RECIPES, ps.local_sgd(3, overlap=True)], range(3)), ids=by_name
 )
@@ -193,6 +200,7 @@ def test_cancelled_steps_move_no_row(tmp_path: Path) -> None:
     assert discarded(folder, Verdict.CANCELLED)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
 def test_a_nan_among_the_gradients_of_rows_discards_the_whole_contribution(strategy: Strategy, tmp_path: Path) -> None:
     loop = partial(train, poison=(1, 3))

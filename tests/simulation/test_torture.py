@@ -23,12 +23,14 @@ SEEDS = 200
 BLOCK = 50
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_invariants_hold(first: int) -> None:
     broken = {seed: run_seed(seed).failure for seed in range(first, first + BLOCK)}
     assert {seed: failure for seed, failure in broken.items() if failure} == {}
 
 
+@pytest.mark.thorough
 def test_invariants_hold_at_full_size() -> None:
     for seed in range(SEEDS, SEEDS + 20):
         assert run_seed(seed, workers=8, contributions=200).failure is None
@@ -83,6 +85,7 @@ def calm(strategy: Strategy, level: Level = Level.APPLIED) -> Plan:
     return replace(plan, strategy=strategy, level=level, faults=frozenset(), checkpoint_s=0.02, chaos_s=0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "level"), in_turn(STRATEGIES, [Level.APPLIED, Level.DURABLE]), ids=lambda one: one.name.lower()
 )

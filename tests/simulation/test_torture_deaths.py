@@ -25,6 +25,7 @@ STRATEGIES = (
 NOT_ALL = 29  # a prime: each kind of boundary comes
 
 
+@pytest.mark.thorough
 def test_promises_hold_while_servers_die_and_are_reborn() -> None:
     outcomes = [run_seed(seed, deaths=True) for seed in range(SEEDS)]
     assert {one.plan.seed: one.failure for one in outcomes if one.failure} == {}
@@ -55,6 +56,7 @@ def dies(plan: Plan, boundaries: range) -> list[Outcome]:
     return outcomes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("strategy", "level"), in_turn(STRATEGIES[::2], [Level.APPLIED, Level.DURABLE]), ids=lambda one: one.name.lower()
 )
@@ -74,6 +76,7 @@ def test_the_server_may_die_at_each_word_it_stores(strategy: Strategy) -> None:
     dies(plan, range(1, simulate(plan).boundaries))
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_too_often_is_given_up_and_its_run_goes_on_from_the_checkpoint() -> None:
     outcomes = [run_seed(seed, deaths=True, story=True) for seed in range(20)]
     given_up = [one for one in outcomes if one.tally["servers given up"]]

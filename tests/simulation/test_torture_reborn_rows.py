@@ -16,6 +16,7 @@ SEEDS = 30
 NOT_ALL = 29  # a prime: each kind of boundary comes
 
 
+@pytest.mark.thorough
 def test_promises_hold_while_a_server_with_tables_dies_and_is_reborn() -> None:
     outcomes = [run_seed(seed, tables=True, deaths=True) for seed in range(SEEDS)]
     assert {one.plan.seed: one.failure for one in outcomes if one.failure} == {}
@@ -31,6 +32,7 @@ def test_promises_hold_in_four_thousand_seeds(first: int) -> None:
         assert run_seed(seed, tables=True, deaths=True).failure is None, seed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", ["with", "each"])
 def test_a_server_with_tables_may_die_at_any_word_it_stores(rows: str) -> None:
     plan = draw_with_rows_and_deaths(1, workers=2, contributions=3)

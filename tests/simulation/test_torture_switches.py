@@ -12,6 +12,7 @@ from torture.plan import DEATHS
 SEEDS = 40
 
 
+@pytest.mark.thorough
 def test_promises_hold_over_switches() -> None:
     outcomes = [run_seed(seed, switches=True) for seed in range(SEEDS)]
     assert {one.plan.seed: one.failure for one in outcomes if one.failure} == {}
@@ -31,6 +32,7 @@ def test_promises_hold_over_ten_thousand_switches(first: int) -> None:
     assert switches > 1000
 
 
+@pytest.mark.thorough
 def test_the_seeds_cover_phases_of_all_kinds() -> None:
     plans = [draw_with_switches(seed) for seed in range(200)]
     first = {plan.strategy.phases[0].recipe for plan in plans}

@@ -15,6 +15,7 @@ from torture.world import simulate
 SEEDS = 30
 
 
+@pytest.mark.thorough
 def test_promises_hold_with_table_servers() -> None:
     outcomes = [run_seed(seed, tables=True) for seed in range(SEEDS)]
     assert {one.plan.seed: one.failure for one in outcomes if one.failure} == {}
@@ -68,6 +69,7 @@ def test_the_same_seed_gives_the_same_story() -> None:
     assert first == second
 
 
+@pytest.mark.thorough
 def test_a_failure_is_shrunk_to_one_server_and_a_short_story() -> None:
     bug = "keys are read when rows step"
     smallest = shrink(draw_with_rows(0), planted(bug), tries=150)

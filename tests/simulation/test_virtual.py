@@ -159,11 +159,13 @@ def test_an_asynchronous_run_folds_at_the_sum_of_the_workers_rates() -> None:
     assert all(one.wait_s == one.exchange_s == 0.0 for one in final.workers)
 
 
+@pytest.mark.thorough
 def test_mean_staleness_of_equal_workers_is_their_number_minus_1() -> None:
     _, final = simulate(async_sgd(), cluster_of(*[Exponential(1.0)] * 9), limits={"contributions": 20_000})
     assert final.staleness.mean == pytest.approx(8.0, rel=0.02)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("way", "bytes_per_s"), [("push", 1e6), ("answer", 1e6)])
 def test_a_full_server_link_sets_the_throughput(way: str, bytes_per_s: float) -> None:
     """20 workers could send 2,000 contributions a second, 1e4 bytes each; the link takes 100."""
@@ -300,6 +302,7 @@ CHAOS = Cluster(
 )
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", ALL)
 def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
     def once(seed: int) -> bytes:
@@ -336,6 +339,7 @@ def any_cluster(rng: random.Random) -> Cluster:
     return Cluster(tuple(groups), rng.choice([FREE, Link(0.0, 5e4)]), tuple(faults))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", ALL)
 def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
     """Time counted ahead of the server's decision to end is removed."""
@@ -352,6 +356,7 @@ def test_time_is_counted_once_and_only_before_the_end(name: str) -> None:
             assert all(earlier <= later + 1e-9 for earlier, later in itertools.pairwise([0.0, *bounds, final.wall_s]))
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("name", ALL)
 def test_the_times_of_a_worker_add_up_to_its_time_there(name: str) -> None:
     """Until the end, or its death."""
@@ -426,6 +431,7 @@ def test_a_worker_that_goes_on_is_held_by_a_straggler_only_when_it_is_due() -> N
     assert fast.compute_s == 3 + 10 * 3 + 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", GOING_ON)
 def test_timed_workers_take_their_answers_when_those_that_train_do(name: str) -> None:
     steps = LogNormal(0.02, 0.3)

@@ -152,6 +152,7 @@ STEP, NEAR = LogNormal(0.02, 0.1), Link(0.0001, 1.25e9)
 SLOW_LINKS = Cluster((Group(6, STEP, NEAR), Group(2, STEP, Link(0.0001, 2e4))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cluster", "local"),
     [
@@ -207,6 +208,7 @@ GOING_ON = [
 ]
 
 
+@pytest.mark.thorough
 def test_forecasts_of_workers_that_go_on_are_within_a_fifth_of_a_simulation() -> None:
     """Three of eight are away. From a run in which everybody waits."""
     cluster = Cluster((Group(5, STEP), Group(3, STEP, Link(0.06))))
@@ -233,6 +235,7 @@ def test_only_workers_on_another_host_go_on_by_default() -> None:
     assert time_s(away=False, bytes_per_s=1e9) == time_s(away=True)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_workers_went_on_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows no exchange, and its links would be taken for free."""
     engine, until = ps.Simulated(Cluster((Group(2, STEP), Group(2, STEP, Link(0.04))))), ps.Until(seconds=5)
@@ -515,6 +518,7 @@ def train(worker: ps.Worker) -> None:
         optimizer.step()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(4)], ids=lambda one: one.name)
 def test_measured_times_of_a_real_run_match_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(train, strategy, workers=2, pace=ps.Pace(0.02), faults=[ps.Slow(0, 3)], runs=tmp_path)

@@ -217,6 +217,7 @@ def counting(table: SharedEmbedding, kills: Path) -> Any:
     return train
 
 
+@pytest.mark.thorough
 def test_a_table_is_in_checkpoint_and_result_and_a_death_steps_no_row_twice(tmp_path: Path) -> None:
     table = SharedEmbedding(ROWS, 1, lr=1.0, optimizer="sgd")
     before = table.table.clone()
@@ -239,6 +240,7 @@ def test_a_table_is_in_checkpoint_and_result_and_a_death_steps_no_row_twice(tmp_
     assert again.version == 30
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", but_slow([ps.ringmaster(1), ps.first_of(1)], {"first_of(1)"}), ids=lambda one: one.name
 )
@@ -268,6 +270,7 @@ def test_a_worker_cannot_have_a_table_of_its_own(tmp_path: Path) -> None:
         ps.run(lambda worker: counting(SharedEmbedding(ROWS, 1), tmp_path)(worker), ps.async_sgd(), workers=1)
 
 
+@pytest.mark.thorough
 def test_the_recommender_example_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     users, films = rng.integers(1, 60, 6000), rng.integers(1, 40, 6000)

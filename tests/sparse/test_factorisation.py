@@ -46,6 +46,7 @@ def test_predictions_scale_with_the_ratings() -> None:
     assert np.allclose(1000 * small.predict(users, items), large.predict(users, items), rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_bpr_ranks_the_users_own_genre_first() -> None:
     users, items = liked()
     fitted = model(loss="bpr", epochs=20).fit(users, items)

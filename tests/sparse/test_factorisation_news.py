@@ -198,6 +198,7 @@ def test_a_callback_cannot_change_the_model_and_its_copy_can() -> None:
 # Weights
 
 
+@pytest.mark.thorough
 def test_ratings_of_weight_0_are_not_there() -> None:
     users, items, numbers = ratings()
     there = np.random.default_rng(0).random(1500) < 0.6

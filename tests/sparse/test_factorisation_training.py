@@ -118,6 +118,7 @@ def draw(rivals: Rivals, chunk: int, user: int, at: int, key: int) -> int:
     return -1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"optimizer": "sgd", "lr": 0.02}, {"biases": False}, {"deterministic": True}, {"factors": 16}],
@@ -141,6 +142,7 @@ def test_squared_loss_equals_a_plain_loop_bit_for_bit(settings: dict[str, Any]) 
     assert np.array_equal(fitted._items.table, loop.tables[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd", "lr": 0.02}, {"deterministic": True}], ids=str)
 @pytest.mark.parametrize("loss", ["squared", "bpr"])
 def test_weighted_ratings_equal_a_plain_loop_bit_for_bit(loss: str, settings: dict[str, Any]) -> None:

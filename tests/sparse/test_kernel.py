@@ -77,6 +77,7 @@ def trained(problem, **settings):
     return kernel.fit((x, y), touches=x)
 
 
+@pytest.mark.thorough
 def test_one_thread_equals_the_plain_loop_bit_for_bit(problem):
     x, y = problem
     kernel = trained(problem, epochs=3, schedule="decay")
@@ -175,6 +176,7 @@ def of_sparse_row(parameters, example, lr):
         parameters.total[example.indices[k]] += example.values[k]
 
 
+@pytest.mark.thorough
 def test_examples_are_rows_of_arrays_records_tuples_or_sparse_matrices():
     x, label = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
     record = np.array(list(zip(x, label, strict=True)), dtype=[("x", float), ("label", float)])

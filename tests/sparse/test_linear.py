@@ -31,6 +31,7 @@ UNLIKE = "sample_weight is not equivalent to removing or repeating samples, as f
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind in ("dense", "sparse")}
 
 
+@pytest.mark.few(22)
 @parametrize_with_checks(
     [HogwildClassifier(threads=2, max_iter=20), HogwildRegressor(threads=1, max_iter=20)],
     expected_failed_checks=lambda _: EXPECTED,
@@ -57,6 +58,7 @@ def test_estimators_pass_scikit_learns_checks_in_every_way(estimator, check):
 SAME = {"alpha": 0.01, "l1_ratio": 0.3, "max_iter": 3, "tol": None, "shuffle": False, "eta0": 0.05}
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("penalty", ["l2", "l1", "elasticnet", None])
 @pytest.mark.parametrize("loss", CLASSIFICATION)
 def test_classifier_steps_match_scikit_learn(loss, penalty):
@@ -174,6 +176,7 @@ def test_slopes_are_the_derivatives_of_the_losses(name):
         assert slope == pytest.approx((value(margin + 1e-6) - value(margin - 1e-6)) / 2e-6, abs=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:threads=")  # more than the cores
 @pytest.mark.parametrize("settings", [{"model": "shared"}, {"model": "replica"}, {"penalty": "l1", "average": True}])
 def test_deterministic_bits_are_independent_of_threads(settings, monkeypatch):
@@ -203,6 +206,7 @@ def test_verbose_says_when_colouring_cannot_run_in_parallel(capsys):
     assert "one by one" in capsys.readouterr().out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", ["shared", "replica", "hot", "auto"])
 def test_two_threads_learn_as_much_as_one(model):
     X, y = sparse_classes(rows=20_000, features=2_000, nonzeros=20)

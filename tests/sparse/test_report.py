@@ -134,6 +134,7 @@ def step(parameters, example, lr):
         parameters.w[example.indices[k]] += lr
 
 
+@pytest.mark.thorough
 def test_a_kernels_report_uses_the_given_touches():
     x = sparse.random(500, 40, 0.1, format="csr", random_state=0)
     kernel = Kernel(step, {"w": np.zeros(40)}, threads=1)

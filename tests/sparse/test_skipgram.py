@@ -128,6 +128,7 @@ def following(state: int) -> tuple[int, int]:
     return state, state * STAR & MASK
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"negative": 4}, {"negatives": "per_pair"}, {"cbow": True}, {"window": 2, "lr": 0.5}],
@@ -180,6 +181,7 @@ def test_deterministic_bits_are_independent_of_threads(settings) -> None:
         assert fits[0].history_[-1].loss == other.history_[-1].loss
 
 
+@pytest.mark.thorough
 def test_the_shares_of_a_chunk_partition_its_pairs() -> None:
     skipgram = SkipGram(**SMALL, deterministic=True)
     corpus = read_corpus(text())
@@ -203,6 +205,7 @@ def test_one_thread_is_reproducible_by_seed() -> None:
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"negatives": "per_pair"}, {"cbow": True, "lr": 0.1}, {"deterministic": True}],
@@ -244,6 +247,7 @@ def test_subsampling_matches_word2vec() -> None:
     assert (tables.keep(counts, 0.0) == 2**32 - 1).all()
 
 
+@pytest.mark.thorough
 def test_subsampling_and_window_widths_follow_the_tables() -> None:
     corpus = read_corpus([["a", "b"] * 5000, ["c"] * 100])
     skipgram = SkipGram(vector_size=1, min_count=1, sample=0.05, window=4)
@@ -377,6 +381,7 @@ def test_vectors_carry_word_counts() -> None:
     assert [(word, wv.get_vecattr(word, "count")) for word in wv] == [("a", 3), ("b", 2)]
 
 
+@pytest.mark.thorough
 def test_report_and_to_torch_describe_the_fit() -> None:
     skipgram = SkipGram(**SMALL | {"threads": 2, "model": "shared"}).fit(text())
     report = skipgram.report_

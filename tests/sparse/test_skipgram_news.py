@@ -102,6 +102,7 @@ def test_the_first_partial_fit_numbers_words_as_fit_does() -> None:
     assert np.array_equal(other.partial_fit(text()).wv.vectors, one.wv.vectors)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{"model": "shared"}, {"deterministic": True}], ids=str)
 def test_new_topics_are_found_and_old_ones_stay(settings) -> None:
     everything = topics()
@@ -130,6 +131,7 @@ def test_deterministic_news_have_the_same_bits_for_any_threads() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.thorough
 def test_pickled_and_copied_models_go_on_alike(tmp_path) -> None:
     save_corpus(tmp_path / "news", NEW)
     skipgram = SkipGram(**SMALL).fit(OLD)

@@ -3,6 +3,7 @@ examples of a property."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from typing import Any
@@ -49,3 +50,21 @@ def in_turn(first: Sequence[Any], second: Sequence[Any], later: pytest.MarkDecor
         pytest.param(one, other, marks=() if (i, j) in quick else later)
         for (i, one), (j, other) in product(enumerate(first), enumerate(second))
     ]
+
+
+def leave_rows(items: Sequence[pytest.Item]) -> None:
+    """Of a test marked `few(n)`, `make test` runs n rows, spread evenly over those that no other mark leaves out. The others
+    become thorough."""
+    rows = defaultdict[tuple[object, str], list[pytest.Item]](list)
+    for item in items:
+        if (
+            item.get_closest_marker("few")
+            and not item.get_closest_marker("slow")
+            and not item.get_closest_marker("thorough")
+        ):
+            rows[item.path, item.name.partition("[")[0]].append(item)
+    for one in rows.values():
+        (wanted,) = one[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        for turn, item in enumerate(one):
+            if turn and (turn - 1) * wanted // len(one) == turn * wanted // len(one):
+                item.add_marker("thorough")

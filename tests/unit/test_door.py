@@ -151,6 +151,7 @@ def test_an_answer_to_another_challenge_is_refused(door: Visited) -> None:
         assert overheard.recv(1) == b"\0"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "data", [b"", b"x", b"GET / HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n" * 3, secrets.token_bytes(5000)]
 )
@@ -198,6 +199,7 @@ def crowd(door: Visited, idle: int) -> float:
             return waited_s
 
 
+@pytest.mark.thorough
 def test_a_thousand_idle_connections_keep_nobody_out(door: Visited) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))

@@ -691,6 +691,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.thorough
 def test_the_command_needs_no_torch_and_survives_a_closed_pipe(long: Path) -> None:
     script = [sys.executable, "-c", IN_A_PIPE, str(long)]
     out = subprocess.run(script, capture_output=True, timeout=60, check=True)

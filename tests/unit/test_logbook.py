@@ -99,6 +99,7 @@ def logs_often(worker: ps.Worker) -> None:
         worker._context.logged(1, {"loss": float(step)})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["local", ps.Simulated("uniform")], ids=str)
 def test_every_engine_limits_logged_entries(engine: str | ps.Simulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Logbook.__init__, "__defaults__", (10,))

@@ -142,6 +142,7 @@ def test_the_field_is_prime() -> None:
 # The sum
 
 
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None)
 @given(some.lists(some.sampled_from([None, *Phase]), min_size=8, max_size=8))
 def test_the_sum_is_right_or_given_up_and_of_no_site_two_secrets_become_known(gone: list[Phase | None]) -> None:

@@ -119,6 +119,7 @@ def test_kernels_round_as_torch_does() -> None:
     assert one_pass.kernels() is not None
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("optimizer", "named"), in_turn([*OPTIMIZERS], [*STRATEGIES], later=pytest.mark.thorough))
 @settings(deadline=None, max_examples=5)
 @given(size=SIZES, workers=st.integers(1, 8), seed=st.integers(0, 99), odd=ODD, place=st.integers(0, 1 << 20))
@@ -142,6 +143,7 @@ def test_compiled_folds_have_the_bits_of_torchs_operations(
         assert ours == theirs, f"version {version}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize("strategy", ["async", "round"])
 def test_threads_change_no_bit(optimizer: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def test_a_program_finds_what_it_would(how: tuple[str, ...], tmp_path: Path) -> 
     assert (warm[0], warm[2]) == (fresh[0], fresh[2]) == (0, "")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("code", ENDS)
 def test_a_program_ends_as_it_would(code: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(code)

@@ -29,6 +29,7 @@ KINDS = [pytest.param(union, kind, id=kind.__name__) for union in UNIONS.values(
 QUICK = settings(max_examples=examples(10), deadline=None)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("union", "kind"), KINDS)
 @QUICK
 @given(data=st.data())
@@ -39,6 +40,7 @@ def test_messages_round_trip(union: object, kind: type, data: st.DataObject) -> 
     assert again == message
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("union", UNIONS.values(), ids=UNIONS.keys())
 @QUICK
 @given(data=st.data())

@@ -262,6 +262,7 @@ def page(path: Path, summaries: Sequence[Summary], **options: object) -> Page:
     return Page(html, parsed.tags, json.loads(parsed.data, parse_constant=no_constant))
 
 
+@pytest.mark.thorough
 def test_the_page_needs_no_external_resource(tmp_path: Path, runs: list[Summary]) -> None:
     """A browser's own account is in `tests/integration/test_report_page.py`."""
     shown = page(tmp_path, runs)
@@ -585,6 +586,7 @@ def test_the_axes_of_both_pages_know_what_falls() -> None:
     assert f"/^(?!{NEGATED}).*({'|'.join(LOWER)})/i" in script
 
 
+@pytest.mark.thorough
 def test_the_page_says_that_hogwild_snapshots_may_be_torn(tmp_path: Path, runs: list[Summary]) -> None:
     hogwild = next(one for one in runs if one.recipe == "hogwild")
     others = [one for one in runs if one is not hogwild][:2]
@@ -678,6 +680,7 @@ def test_everything_from_outside_is_escaped_what_is_not_utf8_too(tmp_path: Path,
     assert (data["title"], data["note"]) == ("\\udcff.py", "\\udcff.py: one")
 
 
+@pytest.mark.thorough
 def test_the_page_is_small(tmp_path: Path) -> None:
     """Eight strategies, four workers with 5,000 spans each, 200 evaluations."""
     many = []
@@ -688,6 +691,7 @@ def test_the_page_is_small(tmp_path: Path) -> None:
     assert len(page(tmp_path, many).html.encode()) <= 426_000
 
 
+@pytest.mark.thorough
 def test_very_short_spans_keep_the_page_small(tmp_path: Path, runs: list[Summary]) -> None:
     """5,100 spans a lane, far more than columns: one run's long steps widen the window."""
     fine = tuple(

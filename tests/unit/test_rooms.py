@@ -7,6 +7,7 @@ import pytest
 from support import rooms
 
 
+@pytest.mark.thorough
 def test_contributing_lists_the_test_files_of_each_room() -> None:
     listed = rooms.CONTRIBUTING.read_text(encoding="utf-8")
     assert rooms.BEGIN in listed

@@ -115,6 +115,7 @@ KEYS = st.lists(st.integers(-4, 30), max_size=8, unique=True)
 ACTS = st.lists(st.one_of(st.tuples(KEYS, KEYS), st.just("save"), st.just("delete"), st.just("lose")), max_size=30)
 
 
+@pytest.mark.thorough
 @given(acts=ACTS, servers=st.integers(1, 3))
 @settings(max_examples=examples(20), deadline=None)
 def test_each_checkpoint_has_the_rows_of_its_time(

@@ -296,6 +296,7 @@ def test_what_is_no_host_is_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "certs").exists()
 
 
+@pytest.mark.thorough
 def test_the_command_says_what_to_do_with_them(tmp_path: Path) -> None:
     command = [*PYTHON, "-m", "plesio", "certs", str(tmp_path / "certs"), "--host", "node1", "--host", "node2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -50,6 +50,7 @@ def strategies() -> list[Strategy]:
     return plain + tuned + own
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
 @settings(max_examples=examples(12), deadline=None, derandomize=True)
 @given(
@@ -60,6 +61,7 @@ def test_invariants_hold(strategy: Strategy, workers: int, actions: list[tuple[s
     play(strategy, workers, actions)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("strategy", strategies(), ids=lambda one: one.name)
 @pytest.mark.parametrize(
     ("count", "workers_of"), [(300, (1, 3, 6)), pytest.param(1500, range(1, 7), marks=pytest.mark.slow)], ids=str

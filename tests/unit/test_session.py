@@ -136,6 +136,7 @@ frames = st.lists(
 cuts = st.lists(st.builds(Cut, st.integers(0, 12_000), st.integers(0, 12_000)), max_size=8)
 
 
+@pytest.mark.thorough
 @given(frames, frames, cuts)
 @settings(max_examples=examples(14), deadline=None)
 def test_frames_take_effect_once_and_in_order(

@@ -456,6 +456,7 @@ RAY = "plesio.launch.remote.ray_"
 """These need Ray, which is an extra."""
 
 
+@pytest.mark.thorough
 def test_every_public_error_is_exported() -> None:
     """But for those of the command line, of one package, and what a remote worker's own code catches."""
     for module in pkgutil.walk_packages(plesio.__path__, "plesio."):

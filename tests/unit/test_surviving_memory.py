@@ -382,6 +382,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_thorough(CASES, QUICK))
 def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if [*CASES].index(name) % 2:  # as of a large model
@@ -393,6 +394,7 @@ def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == stands
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["look-ahead, held", *(name for name in CASES if name.startswith("large"))])
 def test_a_fold_that_was_done_and_not_on_record_is_done_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "contribution", lambda self, act: Contribution(self.numbers[act.worker], 1, 32))
@@ -533,6 +535,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", but_thorough(PLANTED, ["nothing kept"]))
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, where = Case(DANA), [*TRACED[:1], str(Path(__file__))]
@@ -547,6 +550,7 @@ AT_A_SWITCH = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["nothing", *AT_A_SWITCH])
 def test_finds_what_was_planted_at_a_switch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server dies at the end of a turn in which it switched, by the state that workers left, and hung up on one of them."""

@@ -125,6 +125,7 @@ def survived(
     return server.stands(), deaths
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("many", but_thorough([6, 1500], [6]))  # so many that the index is split
 def test_goes_on_to_the_bit(at_once: bool, many: int) -> None:
@@ -296,6 +297,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_thorough(PLANTED, ["nothing is taken back", "keys are copied to one place"]))
 def test_finds_what_was_planted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [planned(at_once, 6, 30, 4, OWN) for at_once in (True, False)]

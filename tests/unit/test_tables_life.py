@@ -220,6 +220,7 @@ def test_many_rows_are_found_after_many_were_taken_out() -> None:
     assert store._at.segments[1 : 2 * int(store._at.numbers[1]) : 2].sum() == len(alive)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("batch", [300, 20_000])
 def test_memory_stays_bounded_where_ids_die(batch: int) -> None:
     """Planted drift: ids come for some versions, and never again; half of them once only."""

@@ -405,6 +405,7 @@ def test_an_embedding_of_a_table() -> None:
     assert embedding.weight.requires_grad
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch.compile
 def test_tables_by_their_paths() -> None:
     class Net(nn.Module):

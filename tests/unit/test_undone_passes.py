@@ -72,6 +72,7 @@ class Step:
         return [tensor.numpy().tobytes() for tensor in self.tensors]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", but_thorough(KINDS, ["adam"]))
 def test_killed_in_a_pass_again_and_again(kind: str) -> None:
     module = kernels()

@@ -84,6 +84,7 @@ class Course:
             self.workers[effect.worker].answers.append((isinstance(effect, Cancel), effect.number, told))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("first", "workers"), [(1, 2), (1, 5), (2, 3), (2, 6), (5, 6), (4, 4)])
 def test_no_pinned_buffer_is_written(first: int, workers: int) -> None:
     course, rng = Course(first, workers), random.Random(workers)
