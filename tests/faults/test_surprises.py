@@ -218,7 +218,7 @@ def test_processes_import_from_the_scripts_paths(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(script)]
     done = subprocess.run(
-        command, cwd=tmp_path / "current", env=environment, capture_output=True, text=True, timeout=100
+        command, cwd=tmp_path / "current", env=environment, capture_output=True, text=True, timeout=280
     )
     assert (done.stdout, done.stderr) == ("2\n", "")
 
@@ -266,7 +266,7 @@ def test_a_program_ends_without_resource_warnings() -> None:
     )
     command = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", program]
     tests = str(Path(__file__).parents[1])
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
 
 

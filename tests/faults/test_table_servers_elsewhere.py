@@ -37,7 +37,7 @@ def joined(loop: Any = train, workers: int = 3, elsewhere: int = 2, **options: A
         for rank in range(workers):
             door.fork(loop, rank=rank, **over)
         for _ in range(elsewhere):
-            door.fork_server(**{"rejoin_s": 1.0, **over, **options})
+            door.fork_server(**{"rejoin_s": 10.0, **over, **options})
         yield door
 
 

@@ -182,7 +182,7 @@ if __name__ == "__main__":
 @pytest.mark.thorough
 def test_a_class_of_the_script_steps_at_the_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([*PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.stdout.split() == ["6", "6"], done.stderr
 
 

@@ -145,7 +145,7 @@ def test_docs_and_strategies_show_the_same_questions() -> None:
 def program(*typed: str, python: Sequence[str] = (sys.executable,), **options: Any) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own; its errors as text."""
     command = [*python, "-c", "from plesio.cli import app; app()", *typed]
-    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, **options)
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=280, **options)
 
 
 @pytest.mark.thorough
@@ -175,7 +175,7 @@ def test_a_full_disk_behind_stdout_is_one_line(typed: str, unbuffered: str) -> N
 def test_a_closed_standard_output_is_as_none(typed: str, code: int, error: str) -> None:
     script()
     shell = ["sh", "-c", '"$@" >&- <&-', "sh", sys.executable, "-c", "from plesio.cli import app; app()"]
-    done = subprocess.run([*shell, *typed.split()], stderr=subprocess.PIPE, text=True, timeout=100)
+    done = subprocess.run([*shell, *typed.split()], stderr=subprocess.PIPE, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (code, error)
     assert ("here" in typed) == bool(list(Path().glob("here/*/summary.json")))
 

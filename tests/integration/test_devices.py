@@ -259,7 +259,7 @@ def test_in_one_process(train: str, strategies: str, shown: str, wanted: Any) ->
         f"print(json.dumps({shown}))"
     )
     tests = str(Path(__file__).parents[1])
-    done = subprocess.run([*PYTHON, "-c", program], cwd=tests, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*PYTHON, "-c", program], cwd=tests, capture_output=True, text=True, timeout=280)
     assert not done.returncode, done.stderr
     assert json.loads(done.stdout) == wanted
 

@@ -252,7 +252,7 @@ def as_program(code: str) -> None:
 
 
 def in_process(code: str) -> None:
-    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*PYTHON, "-c", code], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
 
 

@@ -35,6 +35,6 @@ def rows_of(benchmark: str, folder: Path, *options: str) -> dict[str, dict[str, 
     """By measure."""
     rows = folder / "rows.json"
     command = [sys.executable, str(BENCHMARKS / benchmark), "--quick", *options, "--json", str(rows)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return {row["measure"]: row for row in json.loads(rows.read_text())}

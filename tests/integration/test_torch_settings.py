@@ -182,7 +182,7 @@ def test_settings_of_a_script_reach_workers_and_their_imports(command: str, tmp_
         "plesio run": [*PYTHON, "-m", "plesio", "run", "script.py", "--workers", "2", "--strategy", "async_sgd"],
     }[command]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     precision = "high" if command == "python" else "highest"
     for rank in range(2):

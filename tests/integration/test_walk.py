@@ -22,7 +22,7 @@ if __name__ == "__main__":
 def lines() -> list[str]:
     """What `walk.py` prints."""
     done = subprocess.run(
-        [*PYTHON, "-c", BOTH], cwd=BENCHMARKS, capture_output=True, text=True, timeout=100, check=True
+        [*PYTHON, "-c", BOTH], cwd=BENCHMARKS, capture_output=True, text=True, timeout=280, check=True
     )
     return done.stdout.splitlines()
 

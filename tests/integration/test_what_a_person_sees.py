@@ -79,7 +79,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     path = [str(Path(__file__).parents[1]), *(one for one in sys.path if one)]
     file = tmp_path_factory.mktemp("person") / "script.py"
     file.write_text(SCRIPT.format(path=path, next=NEXT))
-    done = subprocess.run([*PYTHON, str(file)], capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run([*PYTHON, str(file)], capture_output=True, text=True, timeout=280, check=True)
     return list(zip(*(told.split(f"{NEXT}\n") for told in (done.stdout, done.stderr)), strict=True))
 
 

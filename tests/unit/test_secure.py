@@ -299,10 +299,10 @@ def test_what_is_no_host_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.thorough
 def test_the_command_says_what_to_do_with_them(tmp_path: Path) -> None:
     command = [*PYTHON, "-m", "plesio", "certs", str(tmp_path / "certs"), "--host", "node1", "--host", "node2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/certs/node2: copy it to node2, and pass certs='{tmp_path}/certs/node2' there" in done.stdout
     assert "ca-key.pem makes certificates: keep it to yourself" in done.stdout
-    refused = subprocess.run([*command, "--host", "a/b"], capture_output=True, text=True, timeout=100)
+    refused = subprocess.run([*command, "--host", "a/b"], capture_output=True, text=True, timeout=280)
     assert refused.returncode == 2
     assert refused.stderr == "plesio: 'a/b' is no host: a name or an address was wanted, such as node1 or 10.0.0.1\n"
