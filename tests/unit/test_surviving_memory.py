@@ -382,7 +382,6 @@ QUICK = [
 ]
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("name", but_thorough(CASES, QUICK))
 def test_goes_on_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if [*CASES].index(name) % 2:  # as of a large model
