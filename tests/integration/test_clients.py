@@ -413,7 +413,6 @@ def test_a_private_round_moves_by_the_clipped_sum_over_the_expected_number(
     torch.testing.assert_close(moved(run), total / 4, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.thorough
 def test_noise_has_the_deviation_that_is_said() -> None:
     """Its seed is the operating system's: runs differ, by the noise of both."""
     runs = [moved(released(private(2.0), rounds=1)) for _ in range(16)]  # 1,304 differences: 10% are five deviations
