@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -115,6 +116,42 @@ def test_a_schedulers_count_is_no_hook(by_itself: list[Optimizer]) -> None:
     ours.step = lambda: by_itself.append(ours)  # type: ignore[method-assign,assignment]
     take_step(ours)
     assert by_itself.count(ours) == 1
+
+
+def test_a_users_step_below_a_schedulers_is_taken() -> None:
+    optimizer, _ = both()
+    taken: list[Optimizer] = []
+    optimizer.step = MethodType(lambda self: taken.append(self), optimizer)  # type: ignore[method-assign]
+    StepLR(optimizer, 1)
+    take_step(optimizer)
+    assert taken == [optimizer]
+
+
+def test_a_hook_without_a_module_is_heard_of(by_itself: list[Optimizer]) -> None:
+    ours, _ = both()
+    handle = register_optimizer_step_post_hook({}.setdefault)  # type: ignore[arg-type]  # its __module__ is None
+    try:
+        with pytest.raises(TypeError, match="setdefault expected at most 2 arguments"):
+            take_step(ours)
+    finally:
+        handle.remove()
+    assert ours in by_itself
+
+
+@pytest.mark.parametrize("halved", ["gradient", "momentum"])
+def test_halves_are_not_read_as_floats(halved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_step, "PAYS", 0)
+    pair = [torch.nn.Parameter(torch.ones(64 * 32)) for _ in range(2)]
+    ours, theirs = (SGD([one], lr=0.1, momentum=0.9) for one in pair)
+    for one, optimizer in zip(pair, (ours, theirs), strict=True):
+        half = torch.full_like(one, 0.5, dtype=torch.bfloat16)
+        if halved == "gradient":
+            one.grad_dtype, one.grad = half.dtype, half
+        else:
+            one.grad, optimizer.state[one]["momentum_buffer"] = torch.ones_like(one), half
+    take_step(ours)
+    theirs.step()
+    assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

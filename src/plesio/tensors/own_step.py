@@ -42,15 +42,17 @@ def _is_heard_of(optimizer: Optimizer) -> bool:
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or not all(one.__module__.startswith("plesio.worker.") for one in hooks)
-        or (step is not None and not hasattr(step, "_wrapped_by_lr_sched"))
+        or not all(str(getattr(one, "__module__", "")).startswith("plesio.worker.") for one in hooks)
+        or (step is not None and getattr(step, "__wrapped__", None) is not type(optimizer).step)
     )
 
 
 def _is_exact(weight: torch.Tensor) -> bool:
     """Whether the bits are torch's."""
     slope = weight.grad
-    if slope is None or slope.is_sparse or slope.requires_grad or weight.dtype != torch.float32 or not weight.is_cpu:
+    if slope is None or slope.is_sparse or slope.requires_grad or not weight.is_cpu:
+        return False
+    if not (weight.dtype == slope.dtype == torch.float32):
         return False
     alone = weight.is_contiguous() and slope.is_contiguous() and torch.get_num_threads() == 1
     return alone or weight.numel() < LARGE
@@ -71,7 +73,8 @@ def _step(weight: torch.Tensor, states: Any, group: dict[str, Any]) -> None:
     if size >= LARGE:
         tensors = [one.view(-1) for one in tensors]
         _elements += size
-        if _elements > PAYS and (fast := kernels()) is not None:
+        same = tensors[-1].dtype == torch.float32  # not a momentum that the user keeps in half precision
+        if same and _elements > PAYS and (fast := kernels()) is not None:
             end = (size - 1) // LINE * LINE
             own, g, *v = [one[:end] for one in tensors]
             Pass(fast, 1).sgd(own, own, [g], [1.0], v[0] if v else None, first, group, rate)

@@ -106,7 +106,7 @@ class ExchangedOptimizer(Optimizer):
         if own or not set_to_none:
             self._user.zero_grad(set_to_none)
         else:  # torch's tells its profiler and compiler first, which takes as long as the step of a small model
-            for group in self.param_groups:
+            for group in self._user.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
         if self._exchange.rows is not None and parts_of(self._exchange.optimizer)[0] is self._user:
