@@ -26,8 +26,8 @@ def steps_directly(kind: type[Optimizer], group: dict[str, Any]) -> bool:
     >>> steps_directly(SGD, SGD([torch.ones(1)], lr=0.1).param_groups[0])
     True
     """
-    other = group.get("maximize") or group.get("fused") or group.get("foreach") or group.get("differentiable")
-    return kind is SGD and not other
+    other = ("maximize", "fused", "foreach", "differentiable")
+    return kind is SGD and not any(group.get(name) for name in other)
 
 
 def sgd_step(

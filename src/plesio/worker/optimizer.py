@@ -102,13 +102,7 @@ class ExchangedOptimizer(Optimizer):
         self._user.state = state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        own = "zero_grad" in self._user.__dict__ or type(self._user).zero_grad is not Optimizer.zero_grad
-        if own or not set_to_none:
-            self._user.zero_grad(set_to_none)
-        else:  # torch's tells its profiler and compiler first, which takes as long as the step of a small model
-            for group in self._user.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+        self._user.zero_grad(set_to_none)
         if self._exchange.rows is not None and parts_of(self._exchange.optimizer)[0] is self._user:
             self._exchange.rows.zero_grad()
 

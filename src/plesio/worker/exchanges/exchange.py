@@ -12,7 +12,6 @@ from plesio.errors import ConfigurationError
 from plesio.protocol.worker import A, FromWorker
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena
-from plesio.tensors.own_step import take_step
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.data.use import DataUse
 from plesio.worker.pacer import Timer
@@ -104,7 +103,7 @@ class Exchange:
     def move(self) -> None:
         """The optimizer steps in this process."""
         if self._closure is None:
-            take_step(self.part)
+            self.part.step()
         else:
             self._loss = self.part.step(self._closure)
         self.moved()
