@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from support.long_forms import but_thorough, in_turn
+from support.loops import Counted
 from support.programs import PYTHON
 
 EVERY = ["sync_sgd", "async_sgd", "local_sgd", ps.allreduce("torch"), "hogwild"]
@@ -184,21 +185,6 @@ def test_a_class_of_the_script_steps_at_the_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([*PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.stdout.split() == ["6", "6"], done.stderr
-
-
-class Counted(torch.optim.Optimizer):
-    """Warms up over five steps, which it counts in its group."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "step": 0, "seen": []})
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            group["step"] += 1
-            group["seen"].append(group["lr"])
-            for parameter in group["params"]:
-                parameter.sub_(parameter.grad, alpha=min(1.0, group["step"] / 5) * sum(group["seen"]))
 
 
 def counted(worker: ps.Worker | None, end: int = 8) -> nn.Module:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import plesio as ps
 from support.long_forms import in_turn
+from support.loops import Counted
 
 ROWS, STEPS = 12, 8
 INPUTS = torch.randn(STEPS * ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -284,22 +285,6 @@ class Warm(torch.optim.SGD):
 class WarmsUp(Loop):
     def optimizers_of(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [Warm(model.parameters(), warm=3)]
-
-
-class Counted(torch.optim.Optimizer):
-    """Counts its steps in its group, and keeps the rates it saw there, too."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "step": 0, "seen": []})
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            group["step"] += 1
-            group["seen"].append(group["lr"])
-            rate = min(1.0, group["step"] / 5) * sum(group["seen"]) / len(group["seen"])
-            for parameter in group["params"]:
-                parameter.sub_(parameter.grad, alpha=rate)
 
 
 class CountsUnderASchedule(Loop):

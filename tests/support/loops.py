@@ -118,6 +118,22 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=0.02)
 
 
+class Counted(torch.optim.Optimizer):
+    """Warms up over five steps. It counts them in its group, and keeps the rates that it saw there, too."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "step": 0, "seen": []})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step"] += 1
+            group["seen"].append(group["lr"])
+            rate = min(1.0, group["step"] / 5) * sum(group["seen"]) / len(group["seen"])
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=rate)
+
+
 def descend(optimizer: Any, loss: torch.Tensor) -> None:
     """The usual step."""
     optimizer.zero_grad()

@@ -3,11 +3,14 @@
     a dead worker's push counts in its round | sync_sgd | 2 workers
         push 0, die 0, push 1 -> fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00; go 1#1@v1
 
-Each story begins with its name, the strategy (or several, which decide the same) and, where they are not three and 300, the
-workers and the seconds of silence allowed. `0#2` is the second contribution of worker 0, `0'2#1` the first of its second process;
-`go 0#1@v3 tau1 freed` answers number 1, one version stale, for another's sake, and lets worker 0 go on from version 3. Of data:
-`0/4` is batch 4 of epoch 0; `done` and `skipped` are told when they change, as is until when a `grace` lasts.
-Before the arrow, settings that differ from the usual: `push 1 finite=False`, `lease 0 most=2`, `die 0/1` (of its first process).
+A story begins with its name and its strategy; several strategies decide the same. Workers and seconds of silence follow where
+they are not 3 and 300.
+
+- `0#2` is the second contribution of worker 0; `0'2#1` is the first one of its second process.
+- `go 0#1@v3 tau1 freed`: the answer to number 1 lets worker 0 go on from version 3. It was one version stale, and it was another
+  worker's contribution that set it free.
+- `0/4` is batch 4 of epoch 0. `done`, `skipped` and the end of a `grace` are told when they change.
+- Before the arrow stand settings that differ from the usual: `push 1 finite=False`, `lease 0 most=2`, `die 0/1` (of process 1).
 """
 
 from __future__ import annotations
