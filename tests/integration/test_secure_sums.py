@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -189,11 +190,10 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
     counts = np.bincount(numbers >> 27, minlength=32)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 75  # chi-squared of 31: 5 sigma is 71
     whole = b"".join([*words, numbers.tobytes()])
-    assert not [number for number in moved if number and number.tobytes() in whole]
-    plain = np.rint(moved / SITES / SECURE.clip * 2**30).astype(
-        np.int32
-    )  # what a site sends without masks, but for the order
-    assert not [number for number in plain if abs(number) > 1000 and number.tobytes() in numbers.tobytes()]
+    # What a site sends without masks, but for the order of tensors. Of two numbers, for one may be there by chance.
+    plain = np.rint(moved / SITES / SECURE.clip * 2**30).astype(np.int32)
+    assert not [two for two in sliding_window_view(moved, 2) if all(two) and two.tobytes() in whole]
+    assert not [two for two in sliding_window_view(plain, 2) if min(abs(two)) > 1000 and two.tobytes() in whole]
     assert furthest(done, run(ps.fedavg(), functools.partial(site, rounds=1, same=True))) < SECURE.clip * 2.0**-16
 
 
