@@ -267,6 +267,7 @@ def test_too_few_descriptors_for_the_fork_server_are_a_clear_error(free: int, li
     assert open_descriptors() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_lost_run_names_a_checkpoint_only_if_there_is_one(kept: bool, tmp_path: Path) -> None:
     every_s = 0.05 if kept else 60.0

@@ -84,6 +84,7 @@ def looking_up(worker: ps.Worker) -> None:
         theirs.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", but_thorough(["sync_sgd", "async_sgd"], {"async_sgd"}))
 def test_several_optimizers_and_tables_give_the_same_bits_from_afar(strategy: str) -> None:
     workers = 2 if strategy == "sync_sgd" else 1

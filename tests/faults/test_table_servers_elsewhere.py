@@ -169,6 +169,7 @@ def test_a_stopped_server_ends_the_run_after_its_lease() -> None:
             door.run(ps.async_sgd(), 3, timeout_s=10 * LEASE_S, servers=3, watch=stop)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_servers_elsewhere_with_the_run(tmp_path: Path) -> None:
     with joined(partial(dealt, epochs=400)) as door:
         pressed: list[int] = []

@@ -382,6 +382,7 @@ def with_data(worker: Any, batches: int = 90, epochs: int = 12) -> None:
             optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("strategy", "data"), [(ps.local_sgd(16), "leases"), (ps.async_local_sgd(16), "shards")])
 def test_a_worker_far_away_hardly_waits_for_its_data(strategy: Strategy, data: str) -> None:

@@ -518,6 +518,7 @@ def train(worker: ps.Worker) -> None:
         optimizer.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.few(1)
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(4)], ids=lambda one: one.name)
 def test_measured_times_of_a_real_run_match_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
