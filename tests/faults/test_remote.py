@@ -345,7 +345,6 @@ def test_a_worker_cut_off_for_longer_than_the_lease_rejoins_in_place(tmp_path: P
     assert any("worker 1 is back" in one.what for one in done.incidents)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "version"),
     [

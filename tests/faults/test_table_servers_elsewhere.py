@@ -66,7 +66,6 @@ def test_all_servers_may_be_elsewhere_behind_certificates(far: bool, tmp_path: P
     assert_rows(run, twin_of(run.folder, ps.async_sgd(), ADAGRAD))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy", [ps.async_sgd(), pytest.param(ps.sync_sgd(), marks=pytest.mark.slow)], ids=lambda one: one.name
 )

@@ -128,8 +128,8 @@ def test_another_inner_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        ps.sync_sgd(),
         ps.first_of(3),
+        ps.sync_sgd(),
         ps.async_sgd(),
         ps.bounded_staleness(2),
         ps.buffered(2),
