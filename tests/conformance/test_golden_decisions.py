@@ -1,4 +1,8 @@
-"""What every recipe decides for one fixed course of events, written out: a change of behaviour shows in review.
+"""What every recipe decides for one fixed course of events, in golden.txt: a change of behaviour shows in review.
+
+    PYTHONPATH=tests python -m conformance.test_golden_decisions --write
+
+makes the file anew; read what changed in it.
 
 Three workers; worker 2 is slow and gets every fifth turn, dies and comes back. A worker whose turn comes while it is
 held does nothing; one that is called off says at once that it dropped its step. Worker 0 tells of 30 samples a
@@ -10,11 +14,13 @@ on from version 3; `stop 2#1@v3` calls its number 1 off.
 
 from __future__ import annotations
 
-from textwrap import dedent
+import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from conformance.table import ROWS, Settings
+from conformance.table import ROWS
 from plesio.core.events import (
     Abandoned,
     Cancel,
@@ -31,12 +37,18 @@ from plesio.core.events import (
     Show,
     Switch,
     WakeAt,
-)  # fmt: skip
+)
 from plesio.core.sequencer import Sequencer
 from plesio.strategy import Strategy, recipes
 
+FILE = Path(__file__).with_name("golden.txt")
 TURNS = (0, 1, 0, 1, 2, 1, 0, 0, 1, 2, 0, 1)
 SAMPLES = (30, 20, 10)
+STRATEGIES: dict[str, Strategy] = {
+    **{f"{name}{given}": recipes.recipe(name, **given) for name, row in ROWS.items() for given in row.golden},
+    # a buffer is folded as full as it is, and nobody goes on before all have come
+    "phases": recipes.phases(recipes.buffered(3), (1, recipes.async_sgd(correct="plain")), (4, recipes.sync_sgd())),
+}
 
 
 def line(effect: Effect) -> str:
@@ -81,7 +93,7 @@ class Course:
                 assert self.sequencer.receive(Abandoned(seat.worker, seat.incarnation, 0), now_s=0.0) == []
         self.lines.append(f"{title}: {'; '.join(filter(None, map(line, effects))) or '-'}")
 
-    def run(self) -> list[str]:
+    def run(self) -> str:
         self.lines.clear()
         for worker in TURNS:
             self.turn(worker)
@@ -89,7 +101,7 @@ class Course:
         self.turn(0)
         self.tell("2 is back", Joined(2, 2))
         self.turn(2, incarnation=2)
-        return self.lines
+        return "\n".join(self.lines)
 
     def turn(self, worker: int, incarnation: int = 1) -> None:
         if self.held[worker]:
@@ -100,38 +112,33 @@ class Course:
         self.tell(f"{worker}#{number}", Pushed(worker, incarnation, number, 1, SAMPLES[worker], 0))
 
 
-GOLDEN = [(name, settings, expected) for name, row in ROWS.items() for settings, expected in row.golden]
+def kept() -> dict[str, str]:
+    """What the file says of each strategy."""
+    parts = (part.partition("\n\n") for part in FILE.read_text().strip().split("\n\n\n"))
+    return {name: lines for names, _, lines in parts for name in names.splitlines()}
 
 
-@pytest.mark.parametrize(("name", "settings", "expected"), GOLDEN, ids=[f"{name}{given}" for name, given, _ in GOLDEN])
-def test_decisions_match_the_golden_traces(name: str, settings: Settings, expected: str) -> None:
-    assert Course(recipes.recipe(name, **settings)).run() == dedent(expected).strip().splitlines()
+def written() -> str:
+    """The file made anew; strategies that decide alike share their lines."""
+    names = defaultdict[str, list[str]](list)
+    for name, strategy in STRATEGIES.items():
+        names[Course(strategy).run()].append(name)
+    return "\n\n".join("\n".join(alike) + f"\n\n{lines}\n" for lines, alike in names.items())
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_decisions_match_the_golden_traces(name: str) -> None:
+    lines = kept().get(name, "nothing: PYTHONPATH=tests python -m conformance.test_golden_decisions --write")
+    assert Course(STRATEGIES[name]).run().splitlines() == lines.splitlines()
 
 
 def test_every_recipe_has_a_row_with_a_golden_trace() -> None:
     assert set(ROWS) == set(recipes.RECIPES)
     assert all(row.golden for row in ROWS.values())
+    assert set(kept()) == set(STRATEGIES)
 
 
-def test_decisions_through_phases_match_the_golden_trace() -> None:
-    """A buffer is folded as full as it is, and nobody goes on before all have come."""
-    strategy = recipes.phases(recipes.buffered(3), (1, recipes.async_sgd(correct="plain")), (4, recipes.sync_sgd()))
-    expected = """
-        0#1: hold 0#1 x 1.00; go 0@v0
-        1#1: hold 1#1 x 1.00; go 1@v0
-        0#2: hold 0#2 x 1.00; fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 0#2 tau0 0.33] lr 1.00 held
-        1#2: hold 1#2 x 1.00
-        2#1: hold 2#1 x 1.00; fold v2 [1#2 tau1 0.50, 2#1 tau1 0.50] lr 0.67 held; phase 1; go 0@v2; go 1@v2; go 2@v2
-        1#3: fold v3 [1#3 tau0 1.00] lr 0.33; go 1@v3
-        0#3: fold v4 [0#3 tau1 1.00] lr 0.33
-        0 is held
-        1#4: fold v5 [1#4 tau1 1.00] lr 0.33
-        2#2: fold v6 [2#2 tau3 1.00] lr 0.33; phase 2; go 0@v6; go 1@v6; go 2@v6
-        0#4: -
-        1#5: -
-        2 dies: fold v7 [0#4 tau0 0.60, 1#5 tau0 0.40] lr 1.00; go 0@v7; go 1@v7
-        0#5: -
-        2 is back: go 2@v7
-        2#1: -
-    """
-    assert Course(strategy).run() == dedent(expected).strip().splitlines()
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    FILE.write_text(written())
