@@ -63,9 +63,7 @@ class Worker:
 
     def step(self, rows: slice) -> None:
         inputs, labels = loops.data()
-        self.optimizer.zero_grad()
-        loops.loss_of(self.model, inputs[rows], labels[rows]).backward()
-        self.optimizer.step()
+        loops.descend(self.optimizer, loops.loss_of(self.model, inputs[rows], labels[rows]))
         self.since = {name: steps + 1 for name, steps in self.since.items()}
 
     def send(self, part: list[str], late: int) -> Weights:
@@ -239,9 +237,7 @@ def test_a_loop_that_says_when_it_contributes(late: int) -> None:
         model, optimizer, _ = worker.prepare(model, loops.momentum(model), None)
         for step in range(9):
             rows = loops.rows_of(step, 8, 96)
-            optimizer.zero_grad()
-            loops.loss_of(model, inputs[rows], labels[rows]).backward()
-            optimizer.step()
+            loops.descend(optimizer, loops.loss_of(model, inputs[rows], labels[rows]))
             if step in (2, 3, 8):
                 worker.contribute(samples=8)
                 worker.contribute(samples=0)

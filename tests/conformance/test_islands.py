@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import plesio as ps
 from plesio.strategy import Strategy
 from support import islands
+from support.loops import descend
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
 LOCKED = {"local_sgd": ps.local_sgd(4), "diloco": ps.diloco(4), "sync_sgd": ps.sync_sgd()}
@@ -177,9 +178,7 @@ def carried_on(worker: ps.Worker, inside: str = "") -> dict[str, float]:
     loader: Any = DataLoader(islands.data(), batch_size=islands.BATCH)
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
     for inputs, labels in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        descend(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
     states = optimizer.state_dict()["state"].values()  # on all ranks
     momenta = [one["momentum_buffer"] for one in states]
     return {str(place): float((one.full_tensor() if inside else one).sum()) for place, one in enumerate(momenta)}
@@ -201,9 +200,7 @@ def masks(worker: ps.Worker) -> list[float]:
     drawn = []
     for _ in range(2):
         drawn.append(torch.rand(1))
-        optimizer.zero_grad()
-        net(torch.ones(2, 2)).sum().backward()
-        optimizer.step()
+        descend(optimizer, net(torch.ones(2, 2)).sum())
     every = [torch.empty(2) for _ in range(worker.island.ranks)]
     torch.distributed.all_gather(every, torch.cat(drawn))
     return [float(one) for one in torch.cat(every)]
@@ -220,9 +217,7 @@ def until_scaled(worker: ps.Worker) -> None:
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     inputs, labels = islands.data().tensors
     for _ in worker.steps(400):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
+        descend(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
 
 
 @pytest.mark.slow
@@ -271,9 +266,7 @@ def stopped_by_its_last_rank(worker: ps.Worker) -> None:
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     net = torch.nn.parallel.DistributedDataParallel(model)
     for step in range(100_000):
-        optimizer.zero_grad()
-        net(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+        descend(optimizer, net(torch.ones(1, 2)).sum())
         if step == 5 and worker.island.rank == 1:
             worker.stop("enough")
 

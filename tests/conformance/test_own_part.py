@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import plesio as ps
 from plesio.transport.client_states import ClientStates
 from support.long_forms import in_turn
+from support.loops import descend
 
 CLIENTS, ROUNDS, PER_ROUND = 9, 6, 4
 Turn = tuple[int, int, list[Any]]
@@ -46,9 +47,7 @@ def train(worker: ps.Worker, share: Any, turns: list[Turn]) -> None:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    optimizer.step()
+    descend(optimizer, nn.functional.cross_entropy(model(inputs), labels))
 
 
 def plain(turns: list[Turn], shared: Any) -> tuple[dict[str, torch.Tensor], dict[int, dict[str, torch.Tensor]]]:
@@ -100,7 +99,6 @@ def test_as_a_plain_loop(name: str, workers: int, tmp_path: Any) -> None:
     assert run.state_dict.keys() == body.keys()
     for name, one in body.items():
         assert torch.allclose(run.state_dict[name].double(), one.double(), atol=1e-6), name
-    assert run.folder is not None
     states = ClientStates(run.folder / "clients")
     for client in {client for _, client, _ in turns}:
         record = torch.load(io.BytesIO(states.get(client, run.version) or b""), weights_only=True)

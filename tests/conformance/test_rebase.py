@@ -157,9 +157,7 @@ class Going:
 
     def step(self, rows: slice) -> None:
         inputs, labels = loops.data()
-        self.optimizer.zero_grad()
-        loops.loss_of(self.model, inputs[rows], labels[rows]).backward()
-        self.optimizer.step()
+        loops.descend(self.optimizer, loops.loss_of(self.model, inputs[rows], labels[rows]))
         self.steps += 1
 
     def send(self) -> Sent:

@@ -148,7 +148,6 @@ def test_real_workers_do_what_simulated_ones_do() -> None:
 
 def variates(run: ps.Run) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
     """The server's, and each client's, as a run's last checkpoint has them."""
-    assert run.folder is not None
     folder = max((run.folder / "checkpoints").iterdir())
     saved = read(folder)
     names, state = len(Net().state_dict()), saved.state()

@@ -18,7 +18,9 @@ from plesio.cluster import Cluster, Group, Link, LogNormal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AtOnce, WithFold
 from support.long_forms import but_slow, in_turn
+from support.loops import descend
 from support.row_twin import ADAGRAD, ENDLESS, LR, Life, assert_rows, train, twin_of
+from support.runs import assert_replays, by_name
 
 FAR_AND_NEAR = Cluster((Group(1, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3))))
 """Versions are made many times while a message is on its way to the one far away."""
@@ -53,19 +55,17 @@ def assert_as_the_twin(
     """`servers`: how many hold the rows in the run, and in its replay."""
     loop = partial(train, optimizer=optimizer, life=life)
     run = ps.run(loop, strategy, workers=3, engine=ps.Simulated(cluster), runs=folder, servers=servers[0])
-    assert run.folder is not None
     assert_rows(run, twin_of(run.folder, strategy, optimizer, life=life))
-    again = ps.replay(run.folder, loop, servers=servers[1])
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
+    assert_replays(run, loop, servers=servers[1])
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("strategy", but_slow(ALL, EACH_WAY), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(ALL, EACH_WAY), ids=by_name)
 def test_rows_are_those_of_a_plain_model_and_replay_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     assert_as_the_twin(strategy, FAR_AND_NEAR, ADAGRAD, tmp_path, servers=(2, 3))
 
 
-@pytest.mark.parametrize("strategy", but_slow(ALL, {"async_sgd", "sync_sgd"}), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(ALL, {"async_sgd", "sync_sgd"}), ids=by_name)
 def test_so_they_are_where_workers_are_alike_and_rows_step_by_sgd(strategy: Strategy, tmp_path: Path) -> None:
     assert_as_the_twin(strategy, "uniform", ps.RowSGD(LR / 5), tmp_path, servers=(3, 1))
 
@@ -111,9 +111,7 @@ def tower(worker: Any, optimizer: Any, steps: int = 20) -> None:
     net, dense = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5))
     for step in range(steps):
         worker.count(6)
-        dense.zero_grad()
-        net(part_of(worker.rank, step)).backward()
-        dense.step()
+        descend(dense, net(part_of(worker.rank, step)))
 
 
 def in_one_process(workers: int, optimizer: Any, steps: int = 20) -> Tower:
@@ -121,9 +119,7 @@ def in_one_process(workers: int, optimizer: Any, steps: int = 20) -> Tower:
     net = Tower(optimizer)
     dense = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5)
     for step in range(steps):
-        dense.zero_grad()
-        net(torch.cat([part_of(worker, step) for worker in range(workers)])).backward()
-        dense.step()
+        descend(dense, net(torch.cat([part_of(worker, step) for worker in range(workers)])))
     return net
 
 
@@ -149,7 +145,7 @@ def test_a_round_of_three_workers_is_one_process_with_all_their_data(optimizer: 
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.buffered(1)], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.buffered(1)], ids=by_name)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 def test_one_worker_is_one_process_bit_for_bit(strategy: Strategy, optimizer: Any) -> None:
     loop = partial(tower, optimizer=optimizer)

@@ -48,9 +48,7 @@ def train(worker: ps.Worker) -> None:
     model, optimizer, loader = worker.prepare(model, loops.momentum(model), loader)
     while True:
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            loops.descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 def switches(run: VirtualRun | ps.Run) -> list[str]:
@@ -149,8 +147,6 @@ def test_a_run_that_chooses_is_the_same_again_and_replays(tmp_path: Path) -> Non
 
     one, other = once("one"), once("other")
     assert [what.split(" at ")[0] for what in switches(one)] == ["switched from sync_sgd to async_sgd"]
-    assert one.folder is not None
-    assert other.folder is not None
     assert (one.folder / "journal.bin").read_bytes() == (other.folder / "journal.bin").read_bytes()
     assert one.advice == ""
     replayed = ps.replay(one.folder, train)

@@ -16,6 +16,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.strategy import Strategy
 from support.client_turns import check, states_of, train
 from support.long_forms import but_slow
+from support.runs import assert_replays, by_name
 
 STRATEGIES = but_slow(
     [ps.fedavg(), ps.fedbuff(3), ps.fedasync(), ps.fedavg(3, late="drop")],
@@ -25,7 +26,7 @@ TIMES = st.floats(0.1, 4.0)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=by_name)
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deaths=st.lists(st.tuples(st.integers(0, 1), TIMES, st.booleans()), max_size=3), seed=st.integers(0, 99))
 def test_a_state_counts_with_its_turn(strategy: Strategy, deaths: list[tuple[int, float, bool]], seed: int) -> None:
@@ -44,26 +45,22 @@ def test_a_state_counts_with_its_turn(strategy: Strategy, deaths: list[tuple[int
         log = Path(place) / "log"
         task = partial(train, rounds=6, log=str(log))
         run = ps.run(task, strategy, workers=3, engine=ps.Simulated(cluster), runs=place, seed=seed)
-        assert run.folder is not None
         turns, _ = check(run.folder, log)
         assert turns >= 24
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=by_name)
 def test_a_resumed_run_goes_on_with_what_clients_kept(strategy: Strategy, tmp_path: Path) -> None:
     engine = ps.Simulated(Cluster((Group(2, LogNormal(0.1, 0.3)), Group(1, Constant(0.3)))))
     task = partial(train, rounds=8)
-    whole = ps.run(task, strategy, workers=3, engine=engine, runs=tmp_path / "whole")
-    first = ps.run(
-        task, strategy, workers=3, engine=engine, runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4),
-        until=ps.Until(seconds=0.6 * whole.summary.wall_s),
-    )  # fmt: skip
+    one = partial(ps.run, task, strategy, workers=3, engine=engine)
+    whole = one(runs=tmp_path / "whole")
+    until = ps.Until(seconds=0.6 * whole.summary.wall_s)
+    first = one(runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4), until=until)
     assert 0 < first.version < whole.version
-    second = ps.run(task, strategy, workers=3, engine=engine, runs=tmp_path / "b", resume=first.folder)
-    assert whole.folder is not None
-    assert second.folder is not None
-    assert ps.replay(second.folder, task).identical
+    second = one(runs=tmp_path / "b", resume=first.folder)
+    assert_replays(second, task)
     if strategy.gather.in_rounds:
         ours, theirs = states_of(second.folder), states_of(whole.folder)
         assert ours.keys() == theirs.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS
 from support.long_forms import in_turn
-from support.loops import data
+from support.loops import data, descend
 from support.replayed import build
+from support.runs import assert_replays, by_name, in_two_parts, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
 FAR = Link(latency_s=0.12)
@@ -45,17 +47,11 @@ def train(worker: Any) -> None:
     model, optimizer, loader = worker.prepare(model, optimizer, loader)
     for _ in range(4):
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 def simulated(strategy: Strategy, cluster: Cluster = EVEN, **options: Any) -> ps.Run:
     return ps.run(train, strategy, workers=4, engine=ps.Simulated(cluster), seed=2, **options)
-
-
-def same(one: ps.Run, other: ps.Run | ps.Replayed) -> bool:
-    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
 
 
 @pytest.fixture
@@ -84,16 +80,12 @@ def test_a_worker_that_dies_and_one_that_comes_late(strategy: Strategy, tmp_path
     """Every batch is in a version, and a replay gives the same bits."""
     run = simulated(strategy, FAULTY, runs=tmp_path)
     assert (run.summary.batches_unvisited, run.discarded) == (0, {})
-    assert run.folder is not None
-    again = ps.replay(run.folder, train)
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
-    assert same(run, again)
+    assert_replays(run, train)
 
 
 def test_a_round_is_of_one_part(tmp_path: Path, sent: dict[tuple[int, int], list[Contribution]]) -> None:
     """Also for who comes late, until the first has no data left: it sends what is left of all."""
     run = simulated(ps.diloco(6, fragments=3), FAULTY, runs=tmp_path)
-    assert run.folder is not None
     rounds = [
         {sent[one.worker, one.number][0 if one.incarnation == 1 else -1].beside.part for one in fold.members}
         for fold in read_journal(run.folder)
@@ -135,19 +127,13 @@ def test_only_a_part_travels(recipe: Any, codec: str | None, sent: dict[tuple[in
     in_turn(
         [ps.local_sgd(6, fragments=2), ps.diloco(6, fragments=3), ps.diloco(6, fragments=3, codec="int4")], [1.35, 2.1]
     ),
-    ids=lambda one: str(getattr(one, "name", one)),
+    ids=by_name,
 )
 def test_a_resumed_run_gives_the_same_weights(strategy: Strategy, seconds: float, tmp_path: Path) -> None:
     """What workers did on the parts that they had not sent comes back, too."""
-    kept = ps.Checkpoint(every_s=0.25)
-    whole = simulated(strategy)
-    first = simulated(strategy, runs=tmp_path / "a", checkpoint=kept, until=ps.Until(seconds=seconds))
-    assert 0 < first.version < whole.version
-    second = simulated(strategy, runs=tmp_path / "b", checkpoint=kept, resume=first.folder)
-    assert second.version == whole.version
+    whole, _, second = in_two_parts(partial(simulated, strategy), tmp_path, ps.Until(seconds=seconds))
     assert same(second, whole)
-    assert second.folder is not None
-    assert ps.replay(second.folder, train).identical
+    assert_replays(second, train)
 
 
 @pytest.mark.parametrize("recipe", [ps.local_sgd, ps.diloco, ps.slowmo, ps.async_local_sgd])

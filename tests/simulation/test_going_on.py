@@ -25,8 +25,10 @@ from plesio.core.events import Pushed
 from plesio.protocol.journal import Received, read_journal
 from plesio.strategy import Strategy, answers, recipes
 from support.long_forms import but_slow
+from support.loops import descend
 from support.replayed import chancy
 from support.row_each import row_each
+from support.runs import assert_replays, by_name, same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the training function called time.sleep:RuntimeWarning"),
@@ -51,9 +53,7 @@ def counting(worker: ps.Worker, spoilt: tuple[int, int] = (-1, 0)) -> None:
     """One epoch; the loss of that worker's step is `spoilt`."""
     model, optimizer, loader = row_each(worker, SAMPLES, BATCH)
     for step, (samples,) in enumerate(loader, 1):
-        optimizer.zero_grad()
-        (model(samples).sum() * (float("nan") if (worker.rank, step) == spoilt else 1.0)).backward()
-        optimizer.step()
+        descend(optimizer, model(samples).sum() * (float("nan") if (worker.rank, step) == spoilt else 1.0))
 
 
 def rows(run: ps.Run) -> torch.Tensor:
@@ -67,7 +67,6 @@ def simulated(train: Any, strategy: Strategy, folder: Path, faults: Any = (), **
 
 def adopted(run: ps.Run) -> list[int]:
     """At which step of each contribution the answer before was taken."""
-    assert run.folder is not None
     events = (one.event for one in read_journal(run.folder) if isinstance(one, Received))
     return [one.adopted_at for one in events if isinstance(one, Pushed)]
 
@@ -78,22 +77,18 @@ def test_every_recipe_that_goes_on_replays_bit_for_bit(name: str, tmp_path: Path
     faults = [Crash(worker=0, at_s=0.31), Restart(worker=0, at_s=0.5), Crash(worker=2, at_s=0.4)]
     run = simulated(chancy, late(name), tmp_path, faults)
     assert any(adopted(run)), "it went on"
-    again = ps.replay(str(run.folder), chancy)
-    assert again.identical, again.differs
-    assert all(torch.equal(value, again.state_dict[key]) for key, value in run.state_dict.items())
+    assert_replays(run, chancy)
 
 
 @pytest.mark.parametrize("packed", [None, "int8"])
 def test_packed_answers_that_are_taken_late_replay_bit_for_bit(packed: Any, tmp_path: Path) -> None:
     run = simulated(chancy, ps.diloco(3, codec=packed, overlap=True), tmp_path)
-    assert ps.replay(str(run.folder), chancy).identical
+    assert_replays(run, chancy)
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", but_slow(range(12), {0, 1, 2}))
-@pytest.mark.parametrize(
-    "strategy", [ps.async_local_sgd(3, overlap=True), ps.async_sgd("plain", ahead=1)], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("strategy", [ps.async_local_sgd(3, overlap=True), ps.async_sgd("plain", ahead=1)], ids=by_name)
 def test_deaths_of_workers_that_go_on_lose_no_batch_and_double_none(
     strategy: Strategy, seed: int, tmp_path: Path
 ) -> None:
@@ -117,7 +112,7 @@ def test_a_resumed_run_makes_up_for_what_was_in_flight(tmp_path: Path) -> None:
     assert 0 < rows(first).sum() < SAMPLES
     for run in resumed:
         assert torch.equal(rows(run), torch.ones(SAMPLES))
-    assert ps.replay(str(first.folder), counting).identical
+    assert_replays(first, counting)
 
 
 @pytest.mark.thorough
@@ -126,12 +121,11 @@ def test_resumed_rounds_that_go_on_give_the_same_bits_each_time(tmp_path: Path) 
     first = simulated(chancy, strategy, tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=30))
     one, other = (simulated(chancy, strategy, tmp_path, resume=first.folder) for _ in range(2))
     assert one.version == other.version > first.version
-    assert all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+    assert same(one, other)
 
 
 def test_by_default_only_workers_whose_messages_take_time_go_on(tmp_path: Path) -> None:
     run = simulated(counting, ps.async_local_sgd(3), tmp_path)
-    assert run.folder is not None
     events = (one.event for one in read_journal(run.folder) if isinstance(one, Received))
     went_on = {one.worker for one in events if isinstance(one, Pushed) and one.adopted_at}
     assert went_on == {0, 1}
@@ -142,9 +136,7 @@ def trained(worker: ps.Worker, make: Any) -> None:
     data = DataLoader(TensorDataset(torch.randn(96, 2), torch.randn(96, 1)), batch_size=4)
     model, optimizer, loader = worker.prepare(model, make(model.parameters()), data)
     for inputs, targets in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        descend(optimizer, nn.functional.mse_loss(model(inputs), targets))
 
 
 @pytest.mark.few(4)
@@ -219,9 +211,7 @@ def site(worker: ps.Worker) -> None:
     inputs, wanted = torch.randn(20, 3), torch.randn(20, 1)
     for _ in range(8):
         for _ in range(3):
-            optimizer.zero_grad()
-            (model(inputs) - wanted).pow(2).mean().backward()
-            optimizer.step()
+            descend(optimizer, (model(inputs) - wanted).pow(2).mean())
         with torch.no_grad():
             loss = float((model(inputs) - wanted).pow(2).mean())
         optimizer.param_groups[0]["lr"] = 0.05 * min(1.0, loss)
@@ -234,8 +224,7 @@ def test_a_replay_takes_an_answer_where_the_loop_saw_it(latency_s: float, tmp_pa
     cluster = Cluster((Group(2, Constant(0.02), Link(latency_s)),))
     strategy = ps.fedbuff(1, overlap=True)
     run = ps.run(site, strategy, workers=2, engine=ps.Simulated(cluster), runs=tmp_path)
-    again = ps.replay(str(run.folder), site)
-    assert again.identical, again.differs
+    assert_replays(run, site)
 
 
 def test_after_a_nan_a_worker_keeps_what_it_did_since(tmp_path: Path) -> None:
@@ -266,9 +255,7 @@ def test_how_far_the_data_is_never_falls_after_a_death() -> None:
             for (inputs,) in loader:
                 if worker.rank == 0:
                     seen.append(worker.epoch)
-                optimizer.zero_grad()
-                model(inputs).sum().backward()
-                optimizer.step()
+                descend(optimizer, model(inputs).sum())
 
     cluster = Cluster((Group(2, Constant(0.02), Link(0.05)),), faults=(Crash(worker=1, at_s=0.7),))
     ps.run(watching, ps.local_sgd(4), workers=2, engine=ps.Simulated(cluster))

@@ -15,15 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.cluster import Cluster, Group, LogNormal
 from plesio.strategy import Strategy
+from support.loops import descend
+from support.runs import assert_replays, by_name, in_two_parts, same
 
 KEPT = ps.Checkpoint(every_s=0.25)
 LR = 0.01
 MOMENTUM = partial(torch.optim.SGD, lr=LR, momentum=0.9)
 ADAMW = partial(torch.optim.AdamW, lr=LR)
-
-
-def named(strategy: Strategy) -> str:
-    return str(strategy.name)
 
 
 class Half(nn.Module):
@@ -53,20 +51,14 @@ def train(worker: Any, build: Any = Dense, make: Any = MOMENTUM, file: Path | No
     model, optimizer, loader = worker.prepare(model, make(model.parameters()), loader)
     for _ in range(2):
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
     if file is not None:
         torch.save(optimizer.state_dict(), file)
 
 
-def simulated(function: Any, strategy: Strategy, folder: Path, workers: int = 4, **options: Any) -> ps.Run:
+def simulated(function: Any, strategy: Strategy, runs: Path | None = None, workers: int = 4, **options: Any) -> ps.Run:
     engine = ps.Simulated(Cluster((Group(workers, LogNormal(0.1, 0.3)),)))
-    return ps.run(function, strategy, workers=workers, engine=engine, runs=folder, seed=2, **options)
-
-
-def assert_same(one: ps.Run, other: ps.Run) -> None:
-    assert all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
+    return ps.run(function, strategy, workers=workers, engine=engine, runs=runs, seed=2, **options)
 
 
 def stepped_in_float32(build: Any, make: Any) -> dict[str, torch.Tensor]:
@@ -87,7 +79,7 @@ def stepped_in_float32(build: Any, make: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=named)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=by_name)
 @pytest.mark.parametrize(
     ("build", "make"),
     [
@@ -102,26 +94,21 @@ def test_one_worker_equals_a_loop_with_a_float32_copy(
 ) -> None:
     """Bit for bit; rows of tables, too."""
     run = simulated(partial(train, build=build, make=make), strategy, tmp_path, 1)
-    for name, value in stepped_in_float32(build, make).items():
-        assert run.state_dict[name].dtype == torch.bfloat16
-        assert torch.equal(run.state_dict[name], value), name
+    assert {one.dtype for one in run.state_dict.values()} == {torch.bfloat16}
+    assert same(run, stepped_in_float32(build, make))
 
 
 ROUNDS = [ps.sync_sgd(), ps.local_sgd(2), ps.diloco(2), ps.diloco(2, codec="int8")]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", ROUNDS, ids=named)
+@pytest.mark.parametrize("strategy", ROUNDS, ids=by_name)
 def test_a_resumed_run_gives_the_same_weights_and_a_replay_the_same_versions(
     strategy: Strategy, tmp_path: Path
 ) -> None:
-    whole = simulated(train, strategy, tmp_path / "whole")
-    first = simulated(train, strategy, tmp_path / "a", checkpoint=KEPT, until=ps.Until(seconds=0.8))
-    assert 0 < first.version < whole.version
-    second = simulated(train, strategy, tmp_path / "b", checkpoint=KEPT, resume=first.folder)
-    assert_same(second, whole)
-    assert second.folder is not None
-    assert ps.replay(second.folder, train).identical
+    whole, _, second = in_two_parts(partial(simulated, train, strategy), tmp_path, ps.Until(seconds=0.8))
+    assert same(second, whole)
+    assert_replays(second, train)
 
 
 @pytest.mark.few(1)
@@ -134,35 +121,33 @@ def test_a_resumed_run_gives_the_same_weights_and_a_replay_the_same_versions(
         ps.buffered(2, correct="plain"),
         ps.elastic_averaging(2),
     ],
-    ids=lambda one: str(one.name),
+    ids=by_name,
 )
 def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Path) -> None:
     function = train if strategy.send.stepped else partial(train, build=Half, make=partial(torch.optim.SGD, lr=LR))
     first = simulated(function, strategy, tmp_path / "a", checkpoint=KEPT, until=ps.Until(seconds=0.8))
     second = simulated(function, strategy, tmp_path / "b", checkpoint=KEPT, resume=first.folder)
     assert second.version > first.version
-    assert second.folder is not None
-    assert ps.replay(second.folder, function).identical
+    assert_replays(second, function)
 
 
 @pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:resumed under")
 @pytest.mark.parametrize("make", [MOMENTUM, ADAMW], ids=["momentum", "adamw"])
 @pytest.mark.parametrize(
-    ("was", "now"), [(ps.sync_sgd(), ps.async_sgd()), (ps.async_sgd(), ps.sync_sgd())], ids=lambda one: str(one.name)
+    ("was", "now"), [(ps.sync_sgd(), ps.async_sgd()), (ps.async_sgd(), ps.sync_sgd())], ids=by_name
 )
 def test_another_strategy_takes_the_copy_over(was: Strategy, now: Strategy, make: Any, tmp_path: Path) -> None:
     """With one worker both are the same loop, bit for bit: weights and momenta go on in float32."""
     function = partial(train, make=make)
     first = simulated(function, was, tmp_path, 1, checkpoint=ps.Checkpoint(), until=ps.Until(steps=17))
     run = simulated(function, now, tmp_path, 1, resume=first.folder)
-    for name, value in stepped_in_float32(Dense, make).items():
-        assert torch.equal(run.state_dict[name], value), name
+    assert same(run, stepped_in_float32(Dense, make))
 
 
 @pytest.mark.filterwarnings("ignore:resumed under")
 @pytest.mark.parametrize(
-    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(2)), (ps.local_sgd(2), ps.sync_sgd())], ids=lambda one: str(one.name)
+    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(2)), (ps.local_sgd(2), ps.sync_sgd())], ids=by_name
 )
 def test_state_goes_to_workers_in_the_models_dtype_and_comes_from_there(
     was: Strategy, now: Strategy, tmp_path: Path
@@ -184,9 +169,7 @@ def small_steps(worker: Any) -> None:
     nn.init.ones_(model.weight)
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=5e-4))
     for _ in worker.steps(200):
-        optimizer.zero_grad()
-        (-model(torch.ones(1, 1, dtype=torch.bfloat16))).sum().backward()
-        optimizer.step()
+        descend(optimizer, (-model(torch.ones(1, 1, dtype=torch.bfloat16))).sum())
 
 
 @pytest.mark.thorough

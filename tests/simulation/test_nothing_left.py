@@ -79,7 +79,6 @@ def test_simulated_runs_and_replays_leak_nothing(
         monkeypatch.delattr(os, "memfd_create")
     simulated = partial(ps.run, train, strategy, workers=3, engine=ps.Simulated("uniform"), runs=tmp_path)
     first = simulated()  # torch imports some of itself at its first step
-    assert first.folder is not None
     with nobody_looks_for_cycles():
         before = left()
         runs = [simulated() for _ in range(4)]

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.launch.one_process.own_copies import own_copies
+from support.loops import descend
+from support.runs import assert_replays
 
 INPUTS = torch.arange(256.0).view(64, 4) / 256
 TARGETS = INPUTS.sum(1, keepdim=True)
@@ -38,9 +40,7 @@ class Trainer:
                 self.step(inputs, targets)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        (self.model(inputs) - targets).square().mean().backward()
-        self.optimizer.step()
+        descend(self.optimizer, (self.model(inputs) - targets).square().mean())
 
 
 def with_trainer(trainer: Trainer, worker: Any) -> None:
@@ -53,11 +53,9 @@ def test_each_simulated_worker_has_its_own_trainer_object(how: str, tmp_path: Pa
     train = trainer.train if how == "a method" else functools.partial(with_trainer, trainer)
     real = ps.run(train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
     virtual = ps.run(train, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path)
-    assert real.folder is not None
-    assert virtual.folder is not None
     assert torch.equal(real.state_dict["weight"], virtual.state_dict["weight"])
-    assert ps.replay(real.folder, train).identical
-    assert ps.replay(virtual.folder, train).identical
+    assert_replays(real, train)
+    assert_replays(virtual, train)
     assert vars(trainer).keys() == {"inputs", "targets"}, "the caller's own is left alone"
     assert torch.equal(trainer.inputs, INPUTS * 255)
 
@@ -73,17 +71,14 @@ class Noisy:
         model = nn.Linear(4, 1)
         model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         for _ in range(3):
-            optimizer.zero_grad()
-            model(self.add(INPUTS)).mean().backward()
-            optimizer.step()
+            descend(optimizer, model(self.add(INPUTS)).mean())
 
 
 def test_nested_functions_of_an_object_refer_to_the_copy(tmp_path: Path) -> None:
     real = ps.run(Noisy().train, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
     virtual = ps.run(Noisy().train, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
-    assert real.folder is not None
     assert torch.equal(real.state_dict["weight"], virtual.state_dict["weight"])
-    assert ps.replay(real.folder, Noisy().train).identical
+    assert_replays(real, Noisy().train)
 
 
 def test_the_training_functions_closure_is_shared() -> None:
@@ -124,7 +119,6 @@ def test_a_model_shared_by_two_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ps.ConfigurationError, match=told):
         ps.run(with_a_global, ps.sync_sgd(), workers=2, engine=ps.Simulated("uniform"))
     run = ps.run(with_a_global, ps.sync_sgd(), workers=2, timeout_s=60, runs=tmp_path)
-    assert run.folder is not None
     with pytest.raises(ps.ConfigurationError, match=told):
         ps.replay(run.folder, with_a_global)
 

@@ -20,6 +20,8 @@ from plesio.server.checkpoints import FOLDER
 from plesio.strategy import Strategy
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.replicas import own
+from support.loops import descend
+from support.runs import by_name, same
 
 DATA = TensorDataset(torch.randn(240, 6, generator=torch.Generator().manual_seed(1)))
 EVEN = Cluster((Group(2, Constant(0.1)),))
@@ -32,9 +34,7 @@ def train(worker: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(DATA, batch_size=4, shuffle=True))
     for (rows,) in loader:
-        optimizer.zero_grad()
-        model(rows).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, model(rows).square().mean())
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +57,8 @@ def simulated(strategy: Strategy, cluster: Cluster = EVEN, **options: Any) -> ps
     return ps.run(train, strategy, workers=2, engine=ps.Simulated(cluster), seed=2, **options)
 
 
-def same(one: ps.Run, other: ps.Run) -> bool:
-    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
-
-
 def held_in(run: ps.Run) -> dict[int, list[str]]:
     """Of which workers each checkpoint has what they held."""
-    assert run.folder is not None
     kept = sorted((run.folder / FOLDER).iterdir())
     return {int(one.name[-8:]): [of.name for of in sorted(one.glob("worker-*"))] for one in kept}
 
@@ -81,7 +76,7 @@ def test_it_is_left_for_checkpoints_alone(left: list[tuple[int, int]], tmp_path:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("cluster", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("strategy", [ps.local_sgd(EVERY), ps.diloco(EVERY, codec="int8")], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.local_sgd(EVERY), ps.diloco(EVERY, codec="int8")], ids=by_name)
 def test_a_resumed_run_is_the_uninterrupted_one(
     strategy: Strategy, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +85,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     whole = simulated(strategy, cluster, runs=tmp_path / "a", checkpoint=kept)
     first, *_, last = [of for of, held in held_in(whole).items() if held == BOTH]
     assert 0 < first < last == whole.version
-    assert whole.folder is not None
     resumed = whole.folder / FOLDER / f"version-{first:08d}"
     second = simulated(strategy, cluster, runs=tmp_path / "b", resume=resumed, checkpoint=kept)
     assert second.version == whole.version
@@ -125,7 +119,6 @@ def test_a_frozen_worker_holds_a_checkpoint_up_for_as_long_as_it_may_be_silent(t
     assert 3.5 / 0.3 < first < 4.0 / 0.3 + 2
     assert run.incidents[0].what == "no exchange of worker 1 for 1.5 s: the checkpoint lacks what it holds"
     assert run.incidents[0].time_s == pytest.approx(3.5, abs=0.3)
-    assert run.folder is not None
     resumed = simulated(ps.async_local_sgd(EVERY), runs=tmp_path, resume=run.folder / FOLDER / f"version-{first:08d}")
     lost = "the checkpoint does not hold the state of the optimizer of worker 1, which begins anew"
     assert lost in [one.what for one in resumed.incidents]

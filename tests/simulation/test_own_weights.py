@@ -15,6 +15,7 @@ from plesio.cluster import Cluster, Constant, Group
 from plesio.errors import SharedMemoryError
 from plesio.strategy import Strategy
 from plesio.worker.replicas.replica import IN_PLACE_BYTES
+from support.runs import assert_replays, by_name, same
 
 WIDTH = 600
 """Of a layer, which alone is larger than `IN_PLACE_BYTES`."""
@@ -47,15 +48,11 @@ def writing(worker: Any, steps: int = 8, looks: bool = False) -> None:
                 model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()})
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
-
-
 def test_the_model_is_large_enough_to_be_read_in_place() -> None:
     assert 4 * WIDTH * WIDTH >= IN_PLACE_BYTES
 
 
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2)], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2)], ids=by_name)
 def test_a_workers_writes_are_not_seen_by_others(strategy: Strategy) -> None:
     ps.run(functools.partial(writing, looks=True), strategy, workers=3, engine=ps.Simulated(ALIKE))
 
@@ -64,17 +61,14 @@ def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     real = ps.run(writing, ps.sync_sgd(), workers=3, timeout_s=60)
     virtual = ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))
     assert real.version > 3
-    assert same(real.state_dict, virtual.state_dict)
+    assert same(real, virtual)
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=by_name)
 def test_a_real_run_that_writes_weights_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = ps.run(writing, strategy, workers=3, timeout_s=60, runs=tmp_path)
-    assert run.folder is not None
-    again = ps.replay(run.folder, writing)
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
-    assert same(run.state_dict, again.state_dict)
+    assert_replays(run, writing)
 
 
 def test_memory_for_the_copies_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.core.leases import DataLeases
 from plesio.worker.clients.turn import Client
-from support.loops import CLASSES, FEATURES, data
+from support.loops import CLASSES, FEATURES, data, descend
 
 INPUTS, LABELS = data(240)
 HOUR_S = 3600.0
@@ -44,9 +44,7 @@ def train(worker: ps.Worker, **settings: Any) -> None:
     model, optimizer, lent = worker.prepare(model, optimizer, phones(**settings))
     for client in lent:
         for inputs, labels in client:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
 
 
 def day(strategy: ps.Strategy, cluster: Cluster = CLUSTER, **settings: Any) -> ps.Run:
@@ -64,7 +62,6 @@ def test_clients_are_drawn_at_their_time_and_the_run_replays(strategy: ps.Strate
     run = day(strategy, uneven, rounds=24, available=awake, runs=tmp_path)
     assert run.batches_unvisited == 0
     assert len({one.client // 2 for one in run.summary.clients}) >= 8, "of most hours"
-    assert run.folder is not None
     assert ps.replay(run.folder, partial(train, rounds=24, available=awake)).identical
 
 
@@ -113,7 +110,6 @@ def test_a_resumed_day_goes_on_from_its_last_round(tmp_path: Path) -> None:
     assert min(begun.values()) > HOUR_S, "it is not the beginning of the day again"
     assert sorted(begun.values()) == [begun[round] for round in sorted(begun)]
     assert second.version == 12
-    assert second.folder is not None
     assert ps.replay(second.folder, partial(train, rounds=12, available=awake)).identical
 
 
@@ -123,7 +119,6 @@ def test_turns_that_come_to_nothing_are_left_out_and_counted(tmp_path: Path) -> 
     assert 8 <= len(lost) <= 24
     assert sum(one.left_out for one in run.summary.clients) == len(lost)
     assert run.summary.samples == 10 * (40 - len(lost))
-    assert run.folder is not None
     assert ps.replay(run.folder, partial(train, rounds=20, dropout=0.4)).identical
 
 

@@ -18,6 +18,7 @@ from plesio.protocol.journal import Folded, Received, read_journal
 from plesio.strategy import Strategy
 from support import loops
 from support.replayed import chancy
+from support.runs import assert_replays
 
 ROWS, EPOCHS = 240, 2
 
@@ -34,7 +35,6 @@ def run_of(strategy: Strategy, folder: Path, engine: ps.Simulated) -> ps.Run:
 
 def stalest(run: ps.Run) -> list[int]:
     """Of the contributions of each of four workers that were folded, the most versions one was late."""
-    assert run.folder is not None
     late = [0] * 4
     for record in read_journal(run.folder):
         for one in record.members if isinstance(record, Folded) else ():
@@ -50,11 +50,10 @@ def test_late_work_is_folded_and_replays(tmp_path: Path) -> None:
     assert (run.discarded, run.batches_unvisited, run.samples) == ({}, 0, ROWS * EPOCHS)
     assert run.workers[3].folded == run.workers[3].steps > 0
     assert stalest(run)[3] > 1
-    assert run.folder is not None
     ticks = [one for one in read_journal(run.folder) if isinstance(one, Received) and isinstance(one.event, Ticked)]
     assert not ticks, "no tick made a version"
     train = partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS)
-    assert ps.replay(run.folder, train).identical
+    assert_replays(run, train)
 
 
 @pytest.mark.thorough
@@ -71,7 +70,6 @@ def test_a_grace_lets_a_slightly_late_worker_into_the_round(tmp_path: Path) -> N
 def test_a_grace_ends_at_its_time(tmp_path: Path) -> None:
     run = run_of(ps.quorum(3, grace_s=0.05), tmp_path, last_takes(0.4))
     assert stalest(run)[3] > 0
-    assert run.folder is not None
     records = list(read_journal(run.folder))
     came_s, ended = 0.0, 0
     for one, after in pairwise(records):
@@ -82,7 +80,7 @@ def test_a_grace_ends_at_its_time(tmp_path: Path) -> None:
         elif isinstance(one, Received) and isinstance(one.event, Pushed) and one.event.worker < 3:
             came_s = one.time_s
     assert ended > 10
-    assert ps.replay(run.folder, partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS)).identical
+    assert_replays(run, partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS))
 
 
 def test_whatif_knows_a_grace(tmp_path: Path) -> None:
@@ -97,8 +95,6 @@ def test_a_grace_of_real_workers_replays(tmp_path: Path) -> None:
     slow = {"pace": ps.Pace(0.002), "faults": [ps.Slow(worker=0, factor=10)]}
     train = partial(chancy, epochs=2)
     run = ps.run(train, ps.quorum(2, grace_s=0.005), workers=3, runs=tmp_path, timeout_s=60, **slow)
-    assert run.folder is not None
     journal = read_journal(run.folder)
     assert any(isinstance(one, Received) and isinstance(one.event, Ticked) for one in journal)
-    again = ps.replay(run.folder, train)
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
+    assert_replays(run, train)

@@ -27,12 +27,14 @@ from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
 from plesio.launch.torch_settings import TorchSettings
-from plesio.protocol.journal import FILE_NAME, JournalError, Received, Record, read_journal, records
+from plesio.protocol.journal import FILE_NAME, JournalError, JournalWriter, Received, Record, read_journal, records
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
 from support.long_forms import but_slow
+from support.loops import descend, follow
 from support.plain_folds import without_kernels
 from support.replayed import Augmented, build, chancy, fills_the_disk
+from support.runs import assert_replays, same
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
 EACH_WAY = {
@@ -56,12 +58,11 @@ def trained(strategy: Strategy, folder: Path, train: Any = chancy, workers: int 
     return ps.run(train, strategy, workers=workers, runs=folder, **options)
 
 
-def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
-    assert run.folder is not None
-    again = ps.replay(run.folder, train)
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
-    assert all(torch.equal(value, again.state_dict[name]) for name, value in run.state_dict.items())
-    return again
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> ps.Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its sleep
+        return trained(ps.async_sgd(), tmp_path_factory.mktemp("finished"))
 
 
 @pytest.mark.few(1)
@@ -69,13 +70,7 @@ def assert_same(run: ps.Run, train: Any = chancy) -> ps.Replayed:
 def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
     assert run.version > 2, "with seconds for steps it is the machine that says how many"
-    assert_same(run)
-
-
-@pytest.mark.thorough
-def test_adam_with_look_ahead_replays_bit_for_bit(tmp_path: Path) -> None:
-    train = functools.partial(chancy, kind="adam")
-    assert_same(trained(ps.async_sgd(), tmp_path, train), train)
+    assert_replays(run, chancy)
 
 
 @pytest.mark.thorough
@@ -88,9 +83,9 @@ def test_a_large_model_folded_by_kernels_replays_without_them(strategy: Strategy
     train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
     run = trained(strategy, tmp_path, train)
     assert sum(one.numel() for one in run.state_dict.values()) > one_pass.LARGE
-    assert_same(run, train)
+    assert_replays(run, train)
     with without_kernels():
-        assert_same(run, train)
+        assert_replays(run, train)
 
 
 @pytest.mark.slow
@@ -104,7 +99,7 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
     train = functools.partial(chancy, epochs=1, kind=kind, hidden=16_384)
     run = trained(strategy, tmp_path, train, engine=ps.Simulated("uniform"))
     with without_kernels():
-        assert_same(run, train)
+        assert_replays(run, train)
 
 
 @pytest.mark.thorough
@@ -117,13 +112,13 @@ def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_pa
     train = functools.partial(chancy, epochs=8, poison=(2, 5), dies=tmp_path / "died")  # enough for a late starter
     run = trained(strategy, tmp_path, train)
     assert run.workers[1].left == "died"
-    assert_same(run, train)
+    assert_replays(run, train)
 
 
 @pytest.mark.thorough
 def test_a_stopped_run_replays(tmp_path: Path) -> None:
     run = trained(ps.async_sgd(), tmp_path, functools.partial(chancy, epochs=1000), until=ps.Until(steps=60))
-    assert_same(run, functools.partial(chancy, epochs=1000))
+    assert_replays(run, functools.partial(chancy, epochs=1000))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_a_run_stopped_by_a_worker_replays(strategy: Strategy, tmp_path: Path) -
     train = functools.partial(chancy, epochs=1000, stops=(2, 7))
     run = trained(strategy, tmp_path, train)
     assert run.ended == "worker 2 stopped the run: enough"
-    assert_same(run, train)
+    assert_replays(run, train)
 
 
 def endless(worker: Any, stops: bool = False, dies: Path | None = None) -> None:
@@ -146,9 +141,7 @@ def endless(worker: Any, stops: bool = False, dies: Path | None = None) -> None:
     model = nn.Linear(4, 2)
     model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
     for step in itertools.count(1):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
+        descend(optimizer, model(torch.randn(8, 4)).square().mean())
         if stops and (worker.rank, step) == (1, 6):
             worker.stop("enough")
         if dies is not None and (worker.rank, step) == (1, 6) and not dies.exists():
@@ -188,7 +181,7 @@ def test_an_endless_loop_ended_between_exchanges_replays(
     train = functools.partial(endless, **{name: name == "stops" or tmp_path / name for name in of_train})
     run = trained(ps.local_sgd(every=4), tmp_path, train, workers=2, **options)
     assert run.version > 0
-    assert_same(run, train)
+    assert_replays(run, train)
 
 
 @pytest.mark.timeout(30)
@@ -197,84 +190,68 @@ def test_an_interrupted_endless_loop_replays(tmp_path: Path) -> None:
     with pytest.raises(ps.RunInterrupted) as interrupted:
         trained(ps.local_sgd(every=4), tmp_path, endless, workers=2, engine=ps.Simulated("uniform"), evaluate=evaluate)
     assert interrupted.value.run.version > 0
-    assert_same(interrupted.value.run, endless)
+    assert_replays(interrupted.value.run, endless)
 
 
-def test_until_stops_at_the_given_version(tmp_path: Path) -> None:
-    run = trained(ps.async_sgd(), tmp_path)
-    part = ps.replay(run.folder, chancy, until=7)
+def test_until_stops_at_the_given_version(finished: ps.Run, tmp_path: Path) -> None:
+    part = ps.replay(forged(finished.folder / FILE_NAME, tmp_path / FILE_NAME), chancy, until=7)  # nothing is forged
+    start = ps.replay(finished.folder, chancy, until=0)
     assert (part.versions, part.identical) == (7, True)
-    assert any(not torch.equal(value, part.state_dict[name]) for name, value in run.state_dict.items())
-
-
-def test_a_version_outside_the_journal_is_refused(tmp_path: Path) -> None:
-    """Before anything is replayed, naming the versions it holds."""
-    run = trained(ps.async_sgd(), tmp_path)
-    assert run.folder is not None
-    for until in (run.version + 1, -1, 1.5):
-        with pytest.raises(
-            ps.ReplayError, match=rf"until={until}: .*journal\.bin holds versions 0 to {run.version}; give"
-        ):
-            ps.replay(run.folder, chancy, until=until)  # type: ignore[arg-type]
-    file = run.folder / FILE_NAME
-    ends = [end for end, _ in read_journal(run.folder).placed()]
-    file.write_bytes(file.read_bytes()[: ends[-5] - 1])
-    with pytest.raises(ps.ReplayError, match=r"holds versions 0 to \d+ \(it lacks \d+ bytes from byte \d+ on"):
-        ps.replay(run.folder, chancy, until=run.version + 1)
-
-
-@pytest.mark.thorough
-def test_version_0_is_the_initial_model(tmp_path: Path) -> None:
-    run = trained(ps.async_sgd(), tmp_path)
-    start = ps.replay(run.folder, chancy, until=0)
+    assert not same(part, finished)
     assert (start.versions, start.identical) == (0, True)
-    assert start.state_dict.keys() == run.state_dict.keys()
-    assert torch.equal(start.state_dict["0.weight"], build()[0].weight)
+    assert start.state_dict.keys() == finished.state_dict.keys()
+    assert torch.equal(start.state_dict["0.weight"], build()[0].weight), "the initial model"
+
+
+def test_a_version_outside_the_journal_is_refused(finished: ps.Run, tmp_path: Path) -> None:
+    """Before anything is replayed, naming the versions it holds."""
+    for until in (finished.version + 1, -1, 1.5):
+        words = rf"until={until}: .*journal\.bin holds versions 0 to {finished.version}; give"
+        with pytest.raises(ps.ReplayError, match=words):
+            ps.replay(finished.folder, chancy, until=until)  # type: ignore[arg-type]
+    ends = [end for end, _ in read_journal(finished.folder).placed()]
+    with pytest.raises(ps.ReplayError, match=r"holds versions 0 to \d+ \(it lacks \d+ bytes from byte \d+ on"):
+        ps.replay(cut(finished, ends[-5] - 1, tmp_path), chancy, until=finished.version + 1)
+
+
+def cut(run: ps.Run, end: int, folder: Path) -> Path:
+    """A copy of the first so many bytes of its journal."""
+    file = folder / FILE_NAME
+    file.write_bytes((run.folder / FILE_NAME).read_bytes()[:end])
+    return file
 
 
 @pytest.mark.thorough
-def test_another_training_function_is_refused(tmp_path: Path) -> None:
-    run = trained(ps.sync_sgd(), tmp_path)
-    from support.loops import follow
-
+def test_another_training_function_is_refused(finished: ps.Run) -> None:
     other = functools.partial(chancy, kind="adam")
-    assert not ps.replay(run.folder, other).identical  # the same file, other arguments: the first version says so
+    assert not ps.replay(finished.folder, other).identical  # the same file, other arguments: the first version says so
     with pytest.raises(ps.ReplayError, match=r"the training function .*replayed.py\) has changed.*--force"):
-        ps.replay(run.folder, follow)
+        ps.replay(finished.folder, follow)
 
 
 @pytest.mark.thorough
-def test_a_damaged_journal_is_replayed_up_to_the_damage(tmp_path: Path) -> None:
-    run = trained(ps.async_sgd(), tmp_path)
-    assert run.folder is not None
-    file = run.folder / FILE_NAME
-    whole = file.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
+def test_a_damaged_journal_is_replayed_up_to_the_damage(finished: ps.Run, tmp_path: Path) -> None:
+    file = cut(finished, sys.maxsize, tmp_path)
+    flipped = bytearray(file.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
     file.write_bytes(flipped)
     missing = read_journal(file).missing
     assert missing is not None
-    part = ps.replay(file, chancy)
-    assert part.identical
-    assert 0 < part.versions < run.version
-    assert "contributions" in part.missing
-    file.write_bytes(whole[: missing.position + 1])  # in the middle of a record
-    part = ps.replay(file, chancy)
-    assert part.identical
-    assert 0 < part.versions < run.version
-    assert "bytes from byte" in part.missing
+    for words in ("contributions", "bytes from byte"):
+        part = ps.replay(file, chancy)
+        assert part.identical
+        assert 0 < part.versions < finished.version
+        assert words in part.missing
+        cut(finished, missing.position + 1, tmp_path)  # in the middle of a record
 
 
 @pytest.mark.thorough
-def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
+def test_a_journal_without_an_end_is_reported(finished: ps.Run, tmp_path: Path) -> None:
     """As a killed server leaves it. Every version it holds is the same."""
-    run = trained(ps.async_sgd(), tmp_path)
-    assert run.folder is not None
-    file = run.folder / FILE_NAME
-    *_, end, _ = (position for position, _ in read_journal(file).placed())
-    file.write_bytes(file.read_bytes()[:end])
+    *_, end, _ = (position for position, _ in read_journal(finished.folder).placed())
+    file = cut(finished, end, tmp_path)
     words = "the journal has no end: its run was killed, or is still going"
-    assert str(ps.replay(file, chancy)) == f"bit-identical: {run.version:,} versions, all computed again\n{words}"
+    assert str(ps.replay(file, chancy)) == f"bit-identical: {finished.version:,} versions, all computed again\n{words}"
     assert str(ps.replay(file, chancy, until=7)) == "bit-identical: 7 versions, all computed again"
     script = tmp_path / "script.py"
     script.write_text("from support.replayed import chancy as train\n")
@@ -284,8 +261,6 @@ def test_a_journal_without_an_end_is_reported(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     """With two pushes exchanged the weights differ."""
-    from plesio.protocol.journal import JournalWriter
-
     run = trained(ps.async_sgd(correct="plain"), tmp_path)
     journal = read_journal(run.folder)
     events = [one for one in journal if isinstance(one, Received)]
@@ -301,20 +276,18 @@ def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     changed = ps.replay(tmp_path / "changed.bin", chancy)
     assert changed.versions == 0
     assert changed.identical
-    assert any(not torch.equal(value, changed.state_dict[name]) for name, value in run.state_dict.items())
+    assert not same(changed, run)
 
 
 def test_hogwild_keeps_no_journal(tmp_path: Path) -> None:
     run = ps.run(chancy, ps.hogwild(), workers=2, runs=tmp_path, timeout_s=60)
-    assert run.folder is not None
     assert not (run.folder / FILE_NAME).exists()
 
 
 @pytest.mark.thorough
-def test_the_command_replays_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "script.py"
+def test_the_command_replays_a_run(finished: ps.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, run = tmp_path / "script.py", finished
     script.write_text("from support.replayed import chancy as train\n")
-    run = trained(ps.async_sgd(), tmp_path / "runs")
     assert main(["replay", str(run.folder), "--script", str(script), "--until", "5"]) == 0
     out = capsys.readouterr().out
     assert "bit-identical: 5 versions, all computed again" in out
@@ -409,7 +382,7 @@ def test_a_step_cancelled_half_way_replays(tmp_path: Path) -> None:
     run = trained(ps.first_of(2), tmp_path, half_done, workers=3)
     assert run.summary.discarded["cancelled"] > 0
     assert run.state_dict["weight"].item() == -2.0 * run.version
-    assert_same(run, half_done)
+    assert_replays(run, half_done)
 
 
 def cooling(worker: Any) -> None:
@@ -424,9 +397,7 @@ def cooling(worker: Any) -> None:
     for _ in range(2):
         for inputs, targets in loader:
             with worker.step():
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(inputs), targets).backward()
-                optimizer.step()
+                descend(optimizer, nn.functional.mse_loss(model(inputs), targets))
                 assert model.weight.grad is not None, "a loop may log its norm, whatever became of the step"
                 schedule.step()
 
@@ -446,7 +417,7 @@ def test_the_place_of_a_cancellation_within_a_step_replays(
 ) -> None:
     run = trained(ps.first_of(m), tmp_path, cooling, workers=workers, **options)
     assert run.summary.discarded["cancelled"] > 0
-    assert_same(run, cooling)
+    assert_replays(run, cooling)
 
 
 CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0.25, until_s=1.5),))
@@ -461,14 +432,13 @@ def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> 
     """The evicted worker's messages come later, and it rejoins."""
     until = ps.Until(steps=60)
     run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
-    assert run.folder is not None
     journal = read_journal(run.folder)
     evicted_s = [one.time_s for one in journal if isinstance(one, Received) and isinstance(one.event, Evict)]
     assert len(evicted_s) == 1
     later = [one.event for one in journal if isinstance(one, Received) and one.time_s > evicted_s[0]]
     of_it = [(type(one), one.incarnation) for one in later if one.worker == 1]
     assert of_it[:2] == [(Pushed, 1), (Joined, 2)]
-    assert_same(run, train)
+    assert_replays(run, train)
 
 
 @pytest.mark.parametrize(("at_s", "sent"), [(0.35, [Abandoned, Pushed]), (0.45, [Pushed, LeaseWanted])])
@@ -477,12 +447,11 @@ def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sen
     groups = Group(2, Ranked(0.1)), Group(1, Constant(0.2), Link(0.1))
     cut_off = Cluster(groups, faults=(Partition(worker=2, at_s=at_s, until_s=at_s + 1.5),))
     run = trained(ps.first_of(2), tmp_path, cooling, 3, engine=ps.Simulated(cut_off), timeout_s=0.5)
-    assert run.folder is not None
     journal = list(read_journal(run.folder))
     evicted = next(place for place, one in enumerate(journal) if isinstance(getattr(one, "event", None), Evict))
     later = [one.event for one in journal[evicted + 1 :] if isinstance(one, Received) and one.event.worker == 2]
     assert [(type(one), one.incarnation) for one in later[:3]] == [(sent[0], 1), (sent[1], 1), (Joined, 2)]
-    assert_same(run, cooling)
+    assert_replays(run, cooling)
 
 
 def test_a_death_after_sending_a_contribution_replays(tmp_path: Path) -> None:
@@ -490,7 +459,7 @@ def test_a_death_after_sending_a_contribution_replays(tmp_path: Path) -> None:
     dies = Cluster((Group(2, Constant(0.1), Link(0.001, 1800)),), faults=(Crash(worker=1, at_s=0.12),))
     run = trained(ps.local_sgd(1), tmp_path, cooling, 2, engine=ps.Simulated(dies))
     assert run.workers[1].folded == 1
-    assert_same(run, cooling)
+    assert_replays(run, cooling)
 
 
 def test_a_death_before_hearing_a_cancellation_replays(tmp_path: Path) -> None:
@@ -500,7 +469,7 @@ def test_a_death_before_hearing_a_cancellation_replays(tmp_path: Path) -> None:
     run = trained(ps.first_of(1), tmp_path, cooling, 2, engine=ps.Simulated(Cluster(groups, faults=gone)))
     assert run.discarded["cancelled"] > 0
     assert run.workers[1].folded > 0
-    assert_same(run, cooling)
+    assert_replays(run, cooling)
 
 
 def pausing(worker: Any, looks: bool) -> None:
@@ -530,10 +499,9 @@ def called_off_between(journal: Iterable[Record]) -> list[int]:
 def test_a_repeated_cancellation_replays(looks: bool, tmp_path: Path) -> None:
     train = functools.partial(pausing, looks=looks)
     run = trained(ps.first_of(2), tmp_path, train, workers=3)
-    assert run.folder is not None
     assert max(called_off_between(read_journal(run.folder))) > 1  # called off again before it looked
     assert run.workers[2].folded > 5
-    assert_same(run, train)
+    assert_replays(run, train)
 
 
 def stopping_between_epochs(worker: Any) -> None:
@@ -545,9 +513,7 @@ def stopping_between_epochs(worker: Any) -> None:
     )
     for _ in range(2):
         for inputs, targets in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
+            descend(optimizer, nn.functional.mse_loss(model(inputs), targets))
         worker.stop("enough")
         time.sleep(0.3)
 
@@ -555,12 +521,11 @@ def stopping_between_epochs(worker: Any) -> None:
 def test_single_batch_leases_at_a_stop_replay(tmp_path: Path) -> None:
     run = trained(ps.sync_sgd(), tmp_path, stopping_between_epochs, workers=1)
     assert run.version == 49
-    assert_same(run, stopping_between_epochs)
+    assert_replays(run, stopping_between_epochs)
 
 
 def asked_ahead(run: ps.Run) -> set[int]:
     """The workers that asked for data while they had some."""
-    assert run.folder is not None
     events = [one.event for one in read_journal(run.folder) if isinstance(one, records.Received)]
     return {event.worker for event in events if isinstance(event, LeaseWanted) and event.ahead}
 
@@ -603,7 +568,7 @@ def test_workers_far_away_ask_ahead_and_their_run_replays(strategy: Strategy, da
     options: dict[str, Any] = {"engine": ps.Simulated(FAR_AND_NEAR), "seed": 3, "data": data}
     run = trained(strategy, tmp_path, leaving_early, **options)
     assert asked_ahead(run) == {0, 1}, "those that are"
-    assert_same(run, leaving_early)
+    assert_replays(run, leaving_early)
     if not strategy.release.cancel_late:  # else a step may be called off after its last look
         assert (run.samples, run.batches_unvisited) == (3 * 96, 0)
 
@@ -623,25 +588,14 @@ FAR_AND_MORTAL = Cluster(
 def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
     assert asked_ahead(run) == {0, 1, 2}
-    assert_same(run, leaving_early)
+    assert_replays(run, leaving_early)
     assert run.summary.batches_unvisited == 0
 
 
-def without_data(worker: Any) -> None:
-    """It never waits for any."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 2))
-    model, optimizer, _ = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
-    for _ in range(40):
-        optimizer.zero_grad()
-        model(torch.ones(1, 8)).square().sum().backward()
-        optimizer.step()
-
-
 @pytest.mark.thorough
-def test_a_replay_leaves_the_random_sources_as_they_were(tmp_path: Path) -> None:
-    run = trained(ps.sync_sgd(), tmp_path, workers=2)
+def test_a_replay_leaves_the_random_sources_as_they_were(finished: ps.Run) -> None:
     before = torch.get_rng_state()
-    assert_same(run)
+    assert_replays(finished, chancy)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -682,24 +636,11 @@ def forged(journal: Path, into: Path, insert: bytes = b"", **head: Any) -> Path:
     ],
 )
 def test_a_forged_journal_ends_in_a_journal_error_and_changes_no_setting(
-    lie: dict[str, Any], words: str, tmp_path: Path, once: Path
+    lie: dict[str, Any], words: str, tmp_path: Path, finished: ps.Run
 ) -> None:
     settings = TorchSettings.of_this_process()
     if isinstance(lie.get("torch"), dict):
         lie = {"torch": msgspec.to_builtins(settings) | lie["torch"]}
     with pytest.raises(JournalError, match=words):
-        ps.replay(forged(once, tmp_path / "journal.bin", **lie), functools.partial(chancy, epochs=1))
+        ps.replay(forged(finished.folder / FILE_NAME, tmp_path / "journal.bin", **lie), chancy)
     assert TorchSettings.of_this_process() == settings
-
-
-@pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The journal of a short run."""
-    train = functools.partial(chancy, epochs=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its sleep
-        folder = tmp_path_factory.mktemp("once")
-        run = ps.run(train, "async_sgd", workers=2, runs=folder, engine=ps.Simulated("uniform"))
-    assert run.folder is not None
-    assert ps.replay(forged(run.folder / "journal.bin", run.folder / "same.bin"), train).identical
-    return run.folder / "journal.bin"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from support.long_forms import in_turn
+from support.loops import descend
 from support.replayed import Augmented, build
+from support.runs import assert_replays, by_name, in_two_parts, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 CLUSTER = Cluster((Group(3, LogNormal(0.1, 0.3)), Group(1, LogNormal(0.3, 0.3))))
@@ -38,9 +41,7 @@ def train(worker: Any, kind: str = "sgd") -> None:
         schedule.step()
     for _ in range(3):
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
             schedule.step()
 
 
@@ -52,23 +53,14 @@ def simulated(strategy: Strategy, function: Any = train, cluster: Cluster = CLUS
     return ps.run(function, strategy, workers=4, engine=ps.Simulated(cluster), seed=2, **options)
 
 
-def same(one: ps.Run, other: ps.Run) -> bool:
-    return all(torch.equal(value, other.state_dict[name]) for name, value in one.state_dict.items())
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("steps", [10, 17])
 @pytest.mark.parametrize("function", [train, adam])
 def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: int, tmp_path: Path) -> None:
-    whole = simulated(ps.sync_sgd(), function)
-    first = simulated(
-        ps.sync_sgd(), function, runs=tmp_path / "a", checkpoint=ps.Checkpoint(), until=ps.Until(steps=steps)
-    )
+    run = partial(simulated, ps.sync_sgd(), function)
+    whole, first, second = in_two_parts(run, tmp_path, ps.Until(steps=steps), ps.Checkpoint())
     assert first.ended == f"{steps} steps were up"
-    assert 0 < first.version < whole.version
     assert not same(first, whole)
-    second = simulated(ps.sync_sgd(), function, runs=tmp_path / "b", resume=first.folder)
-    assert second.version == whole.version
     assert same(second, whole)
     assert f"resumed at version {first.version}" in second.incidents[0].what
 
@@ -82,21 +74,13 @@ HOLDING = [
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("strategy", "seconds"), in_turn(HOLDING, [1.3, 2.1]), ids=lambda one: str(getattr(one, "name", one))
-)
+@pytest.mark.parametrize(("strategy", "seconds"), in_turn(HOLDING, [1.3, 2.1]), ids=by_name)
 def test_what_a_worker_holds_comes_back(strategy: Strategy, seconds: float, tmp_path: Path) -> None:
     """The inner AdamW, what the codecs left out, what was shown: weights equal those of the uninterrupted run, although it
     was stopped between two exchanges."""
-    whole = simulated(strategy, adam)
-    kept = ps.Checkpoint(every_s=0.25)
-    first = simulated(strategy, adam, runs=tmp_path / "a", checkpoint=kept, until=ps.Until(seconds=seconds))
-    assert 0 < first.version < whole.version
-    second = simulated(strategy, adam, runs=tmp_path / "b", checkpoint=kept, resume=first.folder)
-    assert second.version == whole.version
+    whole, _, second = in_two_parts(partial(simulated, strategy, adam), tmp_path, ps.Until(seconds=seconds))
     assert same(second, whole)
-    assert second.folder is not None
-    assert ps.replay(second.folder, adam).identical
+    assert_replays(second, adam)
 
 
 @pytest.mark.thorough
@@ -106,22 +90,12 @@ def test_what_a_dead_worker_held_is_reported_lost(tmp_path: Path) -> None:
         ps.local_sgd(2), adam, dies, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(seconds=0.9)
     )
     assert "the state of its optimizer is lost" in first.incidents[0].what
-    assert first.folder is not None
     held = [one.name for one in sorted(latest(first.folder).path.glob("worker-*"))]
     assert held == ["worker-0.pt", "worker-2.pt", "worker-3.pt"]
     second = simulated(ps.local_sgd(2), adam, runs=tmp_path, resume=first.folder)
     lost = "the checkpoint does not hold the state of the optimizer of worker 1, which begins anew"
     assert lost in [one.what for one in second.incidents]
-    assert second.folder is not None
-    assert ps.replay(second.folder, adam).identical
-
-
-def test_another_inner_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
-    first = simulated(ps.local_sgd(2), adam, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(seconds=0.9))
-    with pytest.raises(
-        ps.CheckpointError, match=r"holds the state of AdamW, and worker 0 prepared SGD; prepare the same"
-    ):
-        simulated(ps.local_sgd(2), resume=first.folder)
+    assert_replays(second, adam)
 
 
 @pytest.mark.few(1)
@@ -136,17 +110,14 @@ def test_another_inner_optimizer_is_refused_on_resume(tmp_path: Path) -> None:
         ps.elastic_averaging(2),
         ps.async_local_sgd(2, codec="int8"),
     ],
-    ids=lambda one: str(one.name),
+    ids=by_name,
 )
 def test_a_replay_of_a_resumed_run_is_identical(strategy: Strategy, tmp_path: Path) -> None:
     kept = ps.Checkpoint(every_s=0.3)
     first = simulated(strategy, runs=tmp_path / "a", checkpoint=kept, until=ps.Until(seconds=0.9), cluster=FAULTS)
     second = simulated(strategy, runs=tmp_path / "b", resume=first.folder, checkpoint=kept, cluster=FAULTS)
     assert second.version > first.version
-    assert second.folder is not None
-    again = ps.replay(second.folder, train)
-    assert (again.identical, again.versions, again.missing) == (True, second.version, "")
-    assert all(torch.equal(value, second.state_dict[name]) for name, value in again.state_dict.items())
+    assert_replays(second, train)
 
 
 def test_until_counts_work_before_the_resume(tmp_path: Path) -> None:
@@ -163,7 +134,6 @@ def test_checkpoints_are_written_in_virtual_time(tmp_path: Path) -> None:
         ps.sync_sgd(), cluster=even, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.24, keep=100),
         until=ps.Until(seconds=0.95),
     )  # fmt: skip
-    assert run.folder is not None
     kept = sorted(int(one.name.removeprefix("version-")) for one in (run.folder / "checkpoints").iterdir())
     assert kept == [2, 4, 7, 9]
     assert latest(run.folder).manifest.version == run.version
@@ -198,19 +168,9 @@ def test_an_optimizer_state_that_cannot_be_saved_is_warned_of_once(tmp_path: Pat
         optimizer.state["hook"] = {"call": lambda: None}
         model, optimizer, loader = worker.prepare(model, optimizer, DataLoader(Augmented(), batch_size=6))
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
 
     with pytest.warns(RuntimeWarning, match="checkpoints cannot hold the state of SGD, and a resumed run") as warned:
         first = simulated(ps.local_sgd(2), odd, runs=tmp_path, checkpoint=ps.Checkpoint())
     assert len([one for one in warned if "cannot hold" in str(one.message)]) == 4  # each worker
-    assert first.folder is not None
     assert not list(latest(first.folder).path.glob("worker-*"))
-
-
-def test_a_run_that_ended_by_itself_keeps_what_its_workers_hold(tmp_path: Path) -> None:
-    run = simulated(ps.local_sgd(2), adam, runs=tmp_path, checkpoint=ps.Checkpoint())
-    assert run.folder is not None
-    held = [one.name for one in sorted(latest(run.folder).path.glob("worker-*"))]
-    assert held == [f"worker-{worker}.pt" for worker in range(4)]

@@ -19,8 +19,9 @@ from plesio.cluster import Cluster, Constant, Group, LogNormal
 from plesio.launch.change import DRAWN_ANEW
 from plesio.server.checkpoints import STATE, latest
 from plesio.strategy import Strategy
-from support.loops import data, mlp
+from support.loops import data, descend, mlp
 from support.row_each import row_each
+from support.runs import by_name, same
 
 KEPT = ps.Checkpoint()
 SAMPLES, BATCH = 192, 4
@@ -29,10 +30,6 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.AdamW, lr=0.01),
 }
-
-
-def str_of(one: Any) -> str:
-    return str(getattr(one, "name", one))
 
 
 class OneProcess:
@@ -49,9 +46,7 @@ def train(worker: Any, kind: str = "adam", shuffle: bool = True, found: dict[str
     model, optimizer, loader = worker.prepare(model, OPTIMIZERS[kind](model.parameters()), loader)
     for _ in range(2):
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs), labels))
     if found is not None:
         found.update(model.state_dict())
 
@@ -60,24 +55,34 @@ def counting(worker: Any) -> None:
     """One pass; each sample has a row of its own."""
     model, optimizer, loader = row_each(worker, SAMPLES, BATCH)
     for (samples,) in loader:
-        optimizer.zero_grad()
-        model(samples).sum().backward()
-        optimizer.step()
+        descend(optimizer, model(samples).sum())
+
+
+def federated(worker: Any, per_round: int = 4, rounds: int = 12) -> None:
+    model = mlp()
+    inputs, labels = data(96)
+    clients = ps.Clients(
+        torch.utils.data.TensorDataset(inputs, labels),
+        ps.splits.iid(96, 24),
+        per_round=per_round,
+        rounds=rounds,
+        batch_size=4,
+    )
+    model, optimizer, clients = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), clients)
+    for client in clients:
+        for batch, targets in client:
+            descend(optimizer, cross_entropy(model(batch), targets))
 
 
 def simulated(function: Any, strategy: Any, folder: Path, workers: int = 4, **options: Any) -> ps.Run:
-    groups = (
-        (Group(1, Constant(0.1)),)
-        if workers == 1
-        else (Group(1, Constant(0.2)), Group(workers - 1, LogNormal(0.1, 0.3)))
-    )
+    others = [Group(workers - 1, LogNormal(0.1, 0.3))] if workers > 1 else []
+    groups = Group(1, Constant(0.2 if others else 0.1)), *others
     return ps.run(function, strategy, workers=workers, engine=ps.Simulated(Cluster(groups)), runs=folder, **options)
 
 
 def stopped(function: Any, strategy: Any, folder: Path, workers: int = 4, steps: int = 17, **options: Any) -> Path:
     """The folder of a run that was stopped after so many steps."""
     run = simulated(function, strategy, folder, workers, checkpoint=KEPT, until=ps.Until(steps=steps), **options)
-    assert run.folder is not None
     assert run.ended == f"{steps} steps were up"
     return run.folder
 
@@ -112,7 +117,7 @@ ALONE = [
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize(("was", "now"), ALONE, ids=str_of)
+@pytest.mark.parametrize(("was", "now"), ALONE, ids=by_name)
 def test_one_worker_gives_the_plain_loops_weights_bit_for_bit(
     was: Strategy, now: Strategy, kind: str, tmp_path: Path
 ) -> None:
@@ -122,7 +127,7 @@ def test_one_worker_gives_the_plain_loops_weights_bit_for_bit(
     first = stopped(partial(train, kind=kind), was, tmp_path, 1)
     run = simulated(partial(train, kind=kind), now, tmp_path, 1, resume=first)
     assert run.batches_unvisited == 0
-    assert all(torch.equal(value, run.state_dict[name]) for name, value in whole.items())
+    assert same(run, whole)
     (resumed, changed) = said(run)[:2]
     assert resumed.startswith(f"resumed at version {latest(first).manifest.version} from ")
     assert changed.startswith("resumed under ")
@@ -148,7 +153,7 @@ PAIRS = [
 
 @pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer momentum", "ignore:resumed with")
-@pytest.mark.parametrize(("was", "before", "now", "after"), PAIRS, ids=str_of)
+@pytest.mark.parametrize(("was", "before", "now", "after"), PAIRS, ids=by_name)
 def test_each_sample_is_visited_once_over_both_runs(
     was: Strategy, before: int, now: Strategy, after: int, tmp_path: Path
 ) -> None:
@@ -162,7 +167,6 @@ def test_each_sample_is_visited_once_over_both_runs(
     if not (was.send.stepped or now.send.stepped or was.release.cancel_late):  # an N-th of the learning rate
         assert {round(1 / float(one), 3) for one in moved} == {before, after}
     assert run.version > manifest.version
-    assert run.folder is not None
     last = latest(run.folder).manifest
     assert (last.workers, last.strategy, len(last.progress)) == (after, run.summary.strategy, after)
     assert last.steps == SAMPLES // BATCH
@@ -181,12 +185,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:no step was made")  # `begun`
 def begun(first: Path, strategy: Strategy, folder: Path, workers: int = 4, function: Any = train) -> Path:
     """The folder of a run that was resumed from `first` and stopped at once."""
     run = simulated(function, strategy, folder, workers, resume=first, checkpoint=KEPT, until=AT_ONCE)
-    assert run.folder is not None
     assert run.version == latest(first).manifest.version
     return run.folder
 
 
-@pytest.mark.parametrize(("was", "workers"), [(ps.async_sgd("plain"), 4), (ps.sync_sgd(), 2)], ids=str_of)
+@pytest.mark.parametrize(("was", "workers"), [(ps.async_sgd("plain"), 4), (ps.sync_sgd(), 2)], ids=by_name)
 def test_adam_at_the_server_keeps_its_moments_bit_for_bit(was: Strategy, workers: int, tmp_path: Path) -> None:
     first = stopped(train, was, tmp_path)
     second = begun(first, ps.sync_sgd(), tmp_path, workers)
@@ -222,7 +225,7 @@ def test_the_server_gives_its_state_to_workers_that_step_and_takes_the_lowest_on
 
 
 @pytest.mark.filterwarnings("ignore:.*outer momentum", "ignore:resumed under .* worker 2, 3 is dropped")
-@pytest.mark.parametrize("was", [ps.diloco(2), ps.diloco(2, fragments=2)], ids=str_of)
+@pytest.mark.parametrize("was", [ps.diloco(2), ps.diloco(2, fragments=2)], ids=by_name)
 def test_an_outer_momentum_goes_on_with_other_settings(was: Strategy, tmp_path: Path) -> None:
     first = stopped(train, was, tmp_path, steps=40)
     second = begun(first, ps.diloco(3, lr=0.5), tmp_path, 2)
@@ -289,7 +292,7 @@ ONE_FOR_ALL = "the state of the optimizer of worker 1, 2, 3 is dropped, for that
             f"are dropped, for sync_sgd sends or takes back otherwise; {ONE_FOR_ALL}; {DRAWN_ANEW}",
         ),
     ],
-    ids=str_of,
+    ids=by_name,
 )
 def test_what_does_not_go_on_is_told_in_one_incident_and_a_warning(
     was: Strategy, now: Strategy, workers: int, words: str, tmp_path: Path
@@ -313,34 +316,45 @@ def test_where_all_goes_on_the_change_is_told_and_nothing_is_warned_of(
     assert ("with" in said(run)[1], ";" in said(run)[1]) == (workers != 4, False)
 
 
-def test_what_cannot_be_otherwise_is_refused(tmp_path: Path) -> None:
-    rounds = stopped(federated, ps.fedavg(), tmp_path, 2, steps=30)
-    with pytest.raises(
-        ps.CheckpointError, match="strategy=fedavg, which counts clients, rounds or batches otherwise than fedb"
-    ):
-        simulated(federated, ps.fedbuff(2), tmp_path, 2, resume=rounds)
-    noisy = ps.fedavg(privacy=ps.Privacy(clip=1.0, noise=1.0, per_round=4, delta=1e-5))
-    with pytest.raises(
-        ps.CheckpointError, match="strategy=fedavg, and what that spent of its privacy does not count under"
-    ):
-        simulated(federated, noisy, tmp_path, 2, resume=rounds)
-    first = stopped(train, ps.sync_sgd(), tmp_path)
-    with pytest.raises(
-        ps.CheckpointError, match="is of a run with seed=0, this one has seed=3; resume with the same, or"
-    ):
-        simulated(train, ps.async_sgd(), tmp_path, resume=first, seed=3)
-    with pytest.raises(
-        ps.CheckpointError, match="strategy=sync_sgd, which counts clients, rounds or batches otherwise than fed"
-    ):
-        simulated(train, ps.fedavg(), tmp_path, resume=first)
-    with pytest.raises(
-        ps.CheckpointError, match="holds the state of AdamW, and this run prepared SGD; prepare the same"
-    ):
-        simulated(partial(train, kind="plain"), ps.async_sgd(), tmp_path, resume=first)
-    with pytest.raises(
-        ps.CheckpointError, match="holds the state of AdamW, and worker 0 prepared SGD; prepare the same"
-    ):
-        simulated(partial(train, kind="plain"), ps.local_sgd(2), tmp_path, resume=first)
+SGD = {"function": partial(train, kind="plain")}
+COUNTED = "which counts clients, rounds or batches otherwise than "
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "given", "words"),
+    [
+        (
+            ps.sync_sgd(),
+            ps.async_sgd(),
+            {"seed": 3},
+            "is of a run with seed=0, this one has seed=3; resume with the same, or",
+        ),
+        (ps.sync_sgd(), ps.fedavg(), {}, f"strategy=sync_sgd, {COUNTED}fed"),
+        (ps.sync_sgd(), ps.async_sgd(), SGD, "holds the state of AdamW, and this run prepared SGD; prepare the same"),
+        (ps.sync_sgd(), ps.local_sgd(2), SGD, "holds the state of AdamW, and worker 0 prepared SGD; prepare the same"),
+        (
+            ps.local_sgd(2),
+            ps.local_sgd(2),
+            SGD,
+            "holds the state of AdamW, and worker 0 prepared SGD; prepare the same",
+        ),
+        (ps.fedavg(), ps.fedbuff(2), {}, f"strategy=fedavg, {COUNTED}fedb"),
+        (
+            ps.fedavg(),
+            ps.fedavg(privacy=ps.Privacy(clip=1.0, noise=1.0, per_round=4, delta=1e-5)),
+            {},
+            "strategy=fedavg, and what that spent of its privacy does not count under",
+        ),
+    ],
+    ids=by_name,
+)
+def test_what_cannot_be_otherwise_is_refused(
+    was: Strategy, now: Strategy, given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    function = federated if was.recipe == "fedavg" else train
+    first = stopped(function, was, tmp_path, 2, steps=30)
+    with pytest.raises(ps.CheckpointError, match=words):
+        simulated(**{"function": function, **given}, strategy=now, folder=tmp_path, workers=2, resume=first)
 
 
 # Journals, and a run that is resumed again
@@ -351,16 +365,13 @@ def test_the_journal_begins_anew_and_says_where_the_part_before_is(
 ) -> None:
     first = stopped(train, ps.sync_sgd(), tmp_path)
     second = simulated(train, ps.async_sgd(), tmp_path, resume=first, checkpoint=KEPT, until=ps.Until(steps=30))
-    assert second.folder is not None
     words = rf"begins at version 4 of a run under sync_sgd with 4 workers \({first}/journal.bin\): a run that went on under "
-    with pytest.raises(
-        ps.ReplayError, match=words + "another .* cannot be replayed from its journal alone; the part before"
-    ):
+    unable = "another .* cannot be replayed from its journal alone; the part before"
+    with pytest.raises(ps.ReplayError, match=words + unable):
         ps.replay(second.folder, train)
     assert ps.replay(first, train).identical
     third = simulated(train, ps.async_sgd(), tmp_path, resume=second.folder)
     assert not said(third)[1:]
-    assert third.folder is not None
     with pytest.raises(ps.ReplayError, match=words):
         ps.replay(third.folder, train)
     assert main(["journal", str(third.folder)]) == 0
@@ -371,7 +382,6 @@ def test_the_journal_begins_anew_and_says_where_the_part_before_is(
 def test_undone_updates_are_counted_and_until_goes_on_counting(tmp_path: Path) -> None:
     kept = ps.Checkpoint(every_s=0.45)
     run = simulated(train, ps.async_sgd("plain"), tmp_path, checkpoint=kept, until=ps.Until(steps=30))
-    assert run.folder is not None
     newest = latest(run.folder).path
     newest.rename(newest.with_name("gone"))
     manifest = latest(run.folder).manifest
@@ -384,31 +394,12 @@ def test_undone_updates_are_counted_and_until_goes_on_counting(tmp_path: Path) -
 # Rounds of clients
 
 
-def federated(worker: Any, per_round: int = 4, rounds: int = 12) -> None:
-    model = mlp()
-    inputs, labels = data(96)
-    clients = ps.Clients(
-        torch.utils.data.TensorDataset(inputs, labels),
-        ps.splits.iid(96, 24),
-        per_round=per_round,
-        rounds=rounds,
-        batch_size=4,
-    )
-    model, optimizer, clients = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), clients)
-    for client in clients:
-        for batch, targets in client:
-            optimizer.zero_grad()
-            cross_entropy(model(batch), targets).backward()
-            optimizer.step()
-
-
 @pytest.mark.parametrize("per_round", [3, 6])
-@pytest.mark.parametrize(("was", "now"), [(ps.fedavg(), ps.fedprox(0.1)), (ps.fedbuff(3), ps.fedasync())], ids=str_of)
+@pytest.mark.parametrize(("was", "now"), [(ps.fedavg(), ps.fedprox(0.1)), (ps.fedbuff(3), ps.fedasync())], ids=by_name)
 def test_a_federated_run_goes_on_with_more_or_fewer_clients_a_round(
     was: Strategy, now: Strategy, per_round: int, tmp_path: Path
 ) -> None:
     first = simulated(federated, was, tmp_path, 2, checkpoint=KEPT, until=ps.Until(samples=90))
-    assert first.folder is not None
     rounds = latest(first.folder).manifest.order.leases.done // 4
     assert 3 <= rounds < 12
     run = simulated(partial(federated, per_round=per_round), now, tmp_path, 3, resume=first.folder)

@@ -15,7 +15,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.observe.figures import strategy
 from plesio.observe.standing import ALL
 from plesio.protocol.journal import Folded, read_journal
-from support.loops import CLASSES, FEATURES, data
+from support.loops import CLASSES, FEATURES, data, descend
 
 INPUTS, LABELS = data(120)
 CLIENTS = 12
@@ -39,9 +39,7 @@ def train(worker: ps.Worker, **settings: Any) -> None:
     net, optimizer, lent = worker.prepare(net, optimizer, clients(**settings))
     for client in lent:
         for inputs, labels in client:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(inputs), labels).backward()
-            optimizer.step()
+            descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
         client.log(mine=client.id)
 
 
@@ -51,9 +49,7 @@ def site(worker: ps.Worker, rounds: int = ROUNDS, by_number: bool = False) -> No
     net, optimizer = worker.prepare(net, optimizer)
     number = 0
     while (number if by_number else worker.version) < rounds:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(INPUTS[:20]), LABELS[:20]).backward()
-        optimizer.step()
+        descend(optimizer, torch.nn.functional.cross_entropy(net(INPUTS[:20]), LABELS[:20]))
         worker.log(here=worker.rank)
         worker.contribute(samples=20 + worker.rank)
         number += 1
@@ -70,7 +66,6 @@ def looked(
 
 
 def members(run: ps.Run) -> list[list[int]]:
-    assert run.folder is not None
     return [[one.worker for one in record.members] for record in read_journal(run.folder) if isinstance(record, Folded)]
 
 
@@ -150,9 +145,7 @@ def test_what_clients_log_is_a_curve_of_all_with_their_spread() -> None:
         net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), clients(rounds=3))
         for client in lent:
             for inputs, labels in client:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(inputs), labels).backward()
-                optimizer.step()
+                descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
             client.log(accuracy=client.id / 10)
 
     run = ps.run(logs, ps.fedavg(), workers=2, evaluate=accuracy, engine=ps.Simulated("uniform"))
@@ -188,9 +181,7 @@ def test_clients_are_evaluated_with_what_is_their_own() -> None:
         model, optimizer, lent = worker.prepare(model, optimizer, clients(state="keep"), share=["0", "2.weight"])
         for client in lent:
             for inputs, labels in client:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
+                descend(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
         return lent.evaluate(loss)
 
     def loss(model: torch.nn.Module, batches: Any) -> dict[str, float]:
@@ -235,9 +226,7 @@ def test_clients_that_are_left_out_are_told_too() -> None:
         net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), given)
         for client in lent:
             for inputs, labels in client:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(net(inputs), labels).backward()
-                optimizer.step()
+                descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
 
     rounds: list[ps.Round] = []
     with pytest.warns(RuntimeWarning, match="client 4, round 0: OSError: truncated; .* with its 10 samples"):

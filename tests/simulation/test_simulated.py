@@ -19,8 +19,9 @@ from conformance.table import strategies
 from plesio.cluster import Cluster, Constant, Crash, Group, Join, Leave, Link, LogNormal, Partition, Restart
 from plesio.strategy import Strategy
 from support.long_forms import but_slow
-from support.loops import adam, data, follow, hopeless, idle, mlp, momentum, plain_pytorch, sgd
+from support.loops import adam, data, descend, follow, hopeless, idle, mlp, momentum, plain_pytorch, sgd
 from support.replayed import Augmented, build
+from support.runs import by_name, same
 
 RECIPES = [*strategies(), ps.local_sgd(every=ps.Seconds(0.25))]
 UNEVEN = Cluster((Group(3, LogNormal(0.1, 0.3)), Group(1, LogNormal(0.5, 0.3))))
@@ -64,14 +65,6 @@ def simulated(strategy: Strategy, cluster: Cluster = UNEVEN, function: Any = tra
     return ps.run(function, strategy, workers=cluster.workers, engine=ps.Simulated(cluster), **options)
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Bit for bit (NaN, too)."""
-    return a.keys() == b.keys() and all(
-        torch.equal(value.reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8))
-        for name, value in a.items()
-    )
-
-
 # The same again
 
 
@@ -90,14 +83,14 @@ EACH_WAY = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=by_name)
 def test_the_seed_decides_every_byte(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, runs=tmp_path, seed=seed) for seed in (5, 5, 6)]
     journals = [(one.folder / "journal.bin").read_bytes() for one in runs if one.folder is not None]
     assert runs[0].version > 3
     assert journals[0] == journals[1] != journals[2]
-    assert same(runs[0].state_dict, runs[1].state_dict)
-    assert not same(runs[0].state_dict, runs[2].state_dict)
+    assert same(runs[0], runs[1])
+    assert not same(runs[0], runs[2])
     assert runs[0].summary == runs[1].summary
 
 
@@ -163,18 +156,18 @@ def test_random_numbers_of_a_worker_depend_on_seed_worker_and_number() -> None:
 
 
 @pytest.mark.parametrize("optimizers", [sgd, momentum, adam])
-@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd()], ids=by_name)
 def test_one_worker_is_plain_pytorch(strategy: Strategy, optimizers: Any) -> None:
     one = functools.partial(follow, build=mlp, optimizers=optimizers, steps=25)
     run = simulated(strategy, Cluster((Group(1, LogNormal(0.1, 0.5)),)), one)
-    assert same(run.state_dict, plain_pytorch(mlp, optimizers, 25))
+    assert same(run, plain_pytorch(mlp, optimizers, 25))
 
 
 @pytest.mark.thorough
 def test_in_rounds_simulated_weights_equal_real_ones() -> None:
     real = ps.run(train, ps.sync_sgd(), workers=3, timeout_s=60)
     virtual = simulated(ps.sync_sgd(), UNEVEN.first(3))
-    assert same(real.state_dict, virtual.state_dict)
+    assert same(real, virtual)
     assert (real.version, real.samples, real.folded) == (virtual.version, virtual.samples, virtual.folded)
 
 
@@ -215,7 +208,7 @@ FAULTS = Cluster(
 @pytest.mark.parametrize(
     "strategy",
     [ps.sync_sgd(), ps.first_of(2), ps.async_sgd(), ps.bounded_staleness(2), ps.buffered(2), ps.local_sgd(every=3)],
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_crashes_joins_and_restarts_are_simulated(strategy: Strategy, tmp_path: Path) -> None:
     runs = [simulated(strategy, FAULTS, runs=tmp_path / str(k)) for k in range(2)]
@@ -229,7 +222,7 @@ def test_crashes_joins_and_restarts_are_simulated(strategy: Strategy, tmp_path: 
     gone = [one for one in run.timeline if one.worker == 1 and one.kind == "compute" and 0.35 < one.start_s < 0.9]
     assert gone == []
     assert runs[1].summary == run.summary
-    assert same(run.state_dict, runs[1].state_dict)
+    assert same(run, runs[1])
 
 
 def test_a_dead_workers_batches_go_to_the_others() -> None:
@@ -377,9 +370,7 @@ def with_data(worker: Any, batches: int = 90, epochs: int = 12) -> None:
     )
     for _ in range(epochs):
         for inputs in loader:
-            optimizer.zero_grad()
-            model(inputs).square().sum().backward()
-            optimizer.step()
+            descend(optimizer, model(inputs).square().sum())
 
 
 @pytest.mark.thorough

@@ -15,7 +15,8 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Group, LogNormal
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
-from support.loops import data, mlp
+from support.loops import data, descend, mlp
+from support.runs import assert_replays, by_name, same
 
 BATCHES, EPOCHS = 18, 2
 OPTIMIZERS: dict[str, Any] = {
@@ -50,10 +51,6 @@ AS_THE_SCRIPT = [
 ]
 
 
-def name_of(one: Any) -> str:
-    return str(getattr(one, "name", one))
-
-
 class OneProcess:
     """A script without plesio."""
 
@@ -68,9 +65,7 @@ def train(worker: Any, kind: str = "adam", found: dict[str, Any] | None = None, 
     model, optimizer, loader = worker.prepare(model, OPTIMIZERS[kind](model.parameters()), loader)
     for _ in range(EPOCHS):
         for inputs, labels in loader:
-            optimizer.zero_grad()
-            cross_entropy(model(inputs.to(dtype)), labels).backward()
-            optimizer.step()
+            descend(optimizer, cross_entropy(model(inputs.to(dtype)), labels))
     if found is not None:
         found.update(model.state_dict())
 
@@ -118,7 +113,6 @@ def stopped(function: Any, was: Strategy, version: int, groups: Any, folder: Pat
     """The folder of a run that ended at this version."""
     until = ps.Until(steps=version * was.every.steps * Cluster(groups).workers)  # type: ignore[union-attr]
     first = simulated(function, was, groups, runs=folder, checkpoint=ps.Checkpoint(), until=until)
-    assert first.folder is not None
     assert latest(first.folder).manifest.version == version
     return first.folder
 
@@ -130,11 +124,7 @@ def check(function: Any, was: Strategy, version: int, now: Strategy, groups: Any
     what = f"switched from {was.name} to {now.name} at version {version} "
     assert [one.what.startswith(what) for one in switched.incidents] == [True]
     assert (switched.version, switched.batches_unvisited) == (twice.version, 0)
-    assert same(switched.state_dict, twice.state_dict)
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
+    assert same(switched, twice)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer momentum")
@@ -142,20 +132,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:resumed under", "ignore:.*outer 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("was", "version", "now"), IN_LOCK_STEP, ids=name_of)
+@pytest.mark.parametrize(("was", "version", "now"), IN_LOCK_STEP, ids=by_name)
 def test_in_lock_step(was: Strategy, version: int, now: Strategy, kind: str, tmp_path: Path) -> None:
     check(partial(train, kind=kind), was, version, now, EVEN, tmp_path)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("was", "version", "now"), OF_ONE, ids=name_of)
+@pytest.mark.parametrize(("was", "version", "now"), OF_ONE, ids=by_name)
 def test_of_one_worker(was: Strategy, version: int, now: Strategy, kind: str, tmp_path: Path) -> None:
     check(partial(train, kind=kind), was, version, now, ALONE, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(2)), (ps.local_sgd(2), ps.sync_sgd())], ids=name_of
+    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(2)), (ps.local_sgd(2), ps.sync_sgd())], ids=by_name
 )
 def test_half_precision_goes_on_with_what_rounding_took_off(was: Strategy, now: Strategy, tmp_path: Path) -> None:
     check(partial(train, dtype=torch.bfloat16), was, 4, now, EVEN, tmp_path)
@@ -166,7 +156,7 @@ def test_tables_with_sparse_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(4)), (ps.local_sgd(4), ps.sync_sgd())], ids=name_of
+    ("was", "now"), [(ps.sync_sgd(), ps.local_sgd(4)), (ps.local_sgd(4), ps.sync_sgd())], ids=by_name
 )
 def test_several_optimizers(was: Strategy, now: Strategy, tmp_path: Path) -> None:
     check(several, was, 4, now, EVEN, tmp_path)
@@ -188,16 +178,16 @@ def two_by_one_pass(worker: Any, found: dict[str, Any] | None = None) -> None:
         found.update(model.state_dict())
 
 
-@pytest.mark.parametrize("now", [ps.local_sgd(2), ps.async_sgd()], ids=name_of)
+@pytest.mark.parametrize("now", [ps.local_sgd(2), ps.async_sgd()], ids=by_name)
 def test_a_switch_between_the_steps_of_two_optimizers_keeps_the_gradients_of_the_second(now: Strategy) -> None:
     whole: dict[str, Any] = {}
     two_by_one_pass(OneProcess(), whole)
     switched = simulated(two_by_one_pass, ps.phases(ps.sync_sgd(), (5, now)), ALONE)
     assert switched.summary.missing_gradients == 0
-    assert same(whole, switched.state_dict)
+    assert same(whole, switched)
 
 
-@pytest.mark.parametrize("was", [ps.async_sgd(), ps.first_of(2), ps.local_sgd(ps.Seconds(0.3))], ids=name_of)
+@pytest.mark.parametrize("was", [ps.async_sgd(), ps.first_of(2), ps.local_sgd(ps.Seconds(0.3))], ids=by_name)
 def test_several_optimizers_do_not_come_out_of_step_into_rounds(was: Strategy) -> None:
     with pytest.raises(ps.ConfigurationError, match="2 optimizers, and of the phases sync_sgd"):
         simulated(two_by_one_pass, ps.phases(was, (5, ps.sync_sgd())))
@@ -205,23 +195,22 @@ def test_several_optimizers_do_not_come_out_of_step_into_rounds(was: Strategy) -
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize(("was", "now"), AS_THE_SCRIPT, ids=name_of)
+@pytest.mark.parametrize(("was", "now"), AS_THE_SCRIPT, ids=by_name)
 def test_one_worker_that_switches_there_and_back_is_the_script(was: Strategy, now: Strategy, kind: str) -> None:
     whole: dict[str, Any] = {}
     train(OneProcess(), kind, found=whole)
     switched = simulated(partial(train, kind=kind), ps.phases(was, (3, now), (7, was)), ALONE)
     assert len(switched.incidents) == 2
-    assert same(whole, switched.state_dict)
+    assert same(whole, switched)
 
 
 def test_a_run_is_resumed_in_the_phase_that_it_was_in(tmp_path: Path) -> None:
     plan = ps.phases(ps.sync_sgd(), (4, ps.local_sgd(3)), (9, ps.sync_sgd()))
     whole = simulated(train, plan)
     first = simulated(train, plan, runs=tmp_path, checkpoint=ps.Checkpoint(), until=ps.Until(steps=3 * 4 + 3 * 3 * 2))
-    assert first.folder is not None
     assert latest(first.folder).manifest.order.phase == 1
     second = simulated(train, plan, runs=tmp_path, resume=first.folder)
-    assert same(whole.state_dict, second.state_dict)
+    assert same(whole, second)
 
 
 def overflows(worker: Any) -> None:
@@ -269,4 +258,4 @@ def test_live_switch_in_virtual_time(asked: tuple[Any, ...], tmp_path: Path) -> 
         plan.phases[phase].name for phase in (1, 2, 0)
     ]
     assert run.batches_unvisited == 0
-    assert ps.replay(run.folder, train).identical
+    assert_replays(run, train)

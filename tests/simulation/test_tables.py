@@ -17,6 +17,7 @@ from plesio.protocol.journal import Received, read_journal
 from plesio.strategy import Strategy
 from support.long_forms import but_slow, in_turn
 from support.row_twin import ADAGRAD, ENDLESS, Life, assert_rows, passes, train, twin_of
+from support.runs import assert_replays, by_name
 
 FAR_AND_NEAR = (Group(1, LogNormal(0.1, 0.3), Link(0.3)), Group(2, LogNormal(0.1, 0.3)))
 REAL = [ps.async_sgd(), ps.sync_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(3, overlap=True)]
@@ -33,19 +34,13 @@ RECIPES = [
 ]
 
 
-def by_name(one: Any) -> str:
-    return str(getattr(one, "name", one))
-
-
 LIFE: Life = {"admit": ps.Seen(2), "expire": ps.Unused(versions=5)}
 
 
 def assert_as_the_twin(run: ps.Run, strategy: Strategy, loop: Any = train, way: str = "", life: Life = ENDLESS) -> Path:
     """Nothing is lost, and nothing doubled; neither when it is computed again. The run's folder."""
-    assert run.folder is not None
     assert_rows(run, twin_of(run.folder, strategy, ADAGRAD, way, life))
-    again = ps.replay(run.folder, loop)
-    assert str(again) == f"bit-identical: {run.version:,} versions, all computed again"
+    assert_replays(run, loop)
     return run.folder
 
 
@@ -62,7 +57,7 @@ def simulated(strategy: Strategy, folder: Path, loop: Any = train, faults: Any =
 @pytest.mark.parametrize(
     "strategy",
     but_slow(REAL, {"async_sgd", "sync_sgd", "local_sgd(every 3 steps, overlap=True)"}),
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_real_processes_have_the_rows_of_the_twin_and_replay(strategy: Strategy, tmp_path: Path) -> None:
     run = ps.run(train, strategy, workers=3, runs=tmp_path, timeout_s=60, faults=[ps.Slow(worker=0, factor=4)])
@@ -75,7 +70,7 @@ def test_real_processes_have_the_rows_of_the_twin_and_replay(strategy: Strategy,
     but_slow(
         [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2), ps.local_sgd(3)], {"async_sgd", "local_sgd(every 3 steps)"}
     ),
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_a_table_of_ids_that_die_stays_small(strategy: Strategy, tmp_path: Path) -> None:
     life: Life = {"admit": ps.Seen(2), "expire": ps.Unused(versions=4)}
@@ -87,7 +82,7 @@ def test_a_table_of_ids_that_die_stays_small(strategy: Strategy, tmp_path: Path)
     assert run.tables["ids"].rows + len(run.tables["ids"].get_extra_state()["counts"]) < len(ids) / 2
 
 
-@pytest.mark.parametrize("strategy", but_slow([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow([ps.async_sgd(), ps.sync_sgd()], {"async_sgd"}), ids=by_name)
 def test_rows_that_expire_while_real_processes_have_them(strategy: Strategy, tmp_path: Path) -> None:
     slow = [ps.Slow(worker=0, factor=4)]
     loop = partial(train, life=LIFE)
@@ -129,7 +124,7 @@ def test_rows_that_were_asked_for_ahead(strategy: Strategy, way: str, tmp_path: 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("strategy", but_slow(REAL[:3], {"async_sgd", "first_of(2)"}), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(REAL[:3], {"async_sgd", "first_of(2)"}), ids=by_name)
 def test_rows_that_a_real_process_asks_for_ahead(strategy: Strategy, tmp_path: Path) -> None:
     loop = partial(train, way="twice ahead")
     run = ps.run(loop, strategy, workers=3, runs=tmp_path, timeout_s=60)
@@ -146,7 +141,7 @@ def test_rows_that_a_real_process_asks_for_ahead(strategy: Strategy, tmp_path: P
         ps.diloco(4, fragments=2, overlap=True),
         ps.async_local_sgd(2, overlap=True),
     ],
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_workers_that_go_on_pull_for_the_next_contribution_meanwhile(strategy: Strategy, tmp_path: Path) -> None:
     assert_as_the_twin(simulated(strategy, tmp_path), strategy)
@@ -170,9 +165,7 @@ def test_workers_that_die_and_come_back(strategy: Strategy, seed: int, tmp_path:
     assert {one.worker for one in joined if one.incarnation == 2} == {1, 2}
 
 
-@pytest.mark.parametrize(
-    "strategy", [ps.sync_sgd(), ps.sync_sgd(rows="each"), ps.async_sgd()], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.sync_sgd(rows="each"), ps.async_sgd()], ids=by_name)
 def test_what_had_come_of_a_dead_worker_counts(strategy: Strategy, tmp_path: Path) -> None:
     """It waits in a round for the slow one, with its rows, while its worker is dead, or back already."""
     groups = Group(1, Constant(1.0)), Group(2, Constant(0.1))
@@ -181,7 +174,7 @@ def test_what_had_come_of_a_dead_worker_counts(strategy: Strategy, tmp_path: Pat
     assert_as_the_twin(run, strategy)
 
 
-@pytest.mark.parametrize("strategy", but_slow(REAL[:3], {"async_sgd", "first_of(2)"}), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(REAL[:3], {"async_sgd", "first_of(2)"}), ids=by_name)
 def test_a_process_killed_while_its_rows_are_out(strategy: Strategy, tmp_path: Path) -> None:
     loop = partial(train, dies=tmp_path / "died", steps=30)
     run = ps.run(loop, strategy, workers=3, runs=tmp_path, timeout_s=60)
@@ -201,7 +194,7 @@ def test_cancelled_steps_move_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("strategy", RECIPES, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", RECIPES, ids=by_name)
 def test_a_nan_among_the_gradients_of_rows_discards_the_whole_contribution(strategy: Strategy, tmp_path: Path) -> None:
     loop = partial(train, poison=(1, 3))
     with pytest.warns(RuntimeWarning):

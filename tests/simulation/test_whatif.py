@@ -140,9 +140,7 @@ def of_epochs(epochs: int, batches: int) -> Callable[[ps.Worker], None]:
         model, optimizer, loader = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05), data)
         for _ in range(epochs):
             for x, y in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                loops.descend(optimizer, torch.nn.functional.cross_entropy(model(x), y))
 
     return train
 
@@ -513,9 +511,7 @@ def train(worker: ps.Worker) -> None:
     model = torch.nn.Linear(4, 1)
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in range(12):
-        optimizer.zero_grad()
-        model(torch.ones(8, 4)).square().mean().backward()
-        optimizer.step()
+        loops.descend(optimizer, model(torch.ones(8, 4)).square().mean())
 
 
 @pytest.mark.thorough
@@ -523,7 +519,6 @@ def train(worker: ps.Worker) -> None:
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.local_sgd(4)], ids=lambda one: one.name)
 def test_measured_times_of_a_real_run_match_its_pace(strategy: ps.Strategy, tmp_path: Path) -> None:
     run = ps.run(train, strategy, workers=2, pace=ps.Pace(0.02), faults=[ps.Slow(0, 3)], runs=tmp_path)
-    assert run.folder is not None
     found = measured(msgspec.json.decode((run.folder / "summary.json").read_bytes(), type=Summary))
     for one, least_s in zip(found.workers, (0.06, 0.02), strict=True):
         assert len(one.seconds) == 12
