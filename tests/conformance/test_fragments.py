@@ -23,10 +23,7 @@ from support import loops
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
 Weights = dict[str, torch.Tensor]
-PARTS = {
-    2: [["0.weight"], ["0.bias", "2.weight", "2.bias"]],
-    3: [["0.weight"], ["0.bias"], ["2.weight", "2.bias"]],
-}
+PARTS = {2: [["0.weight"], ["0.bias", "2.weight", "2.bias"]], 3: [["0.weight"], ["0.bias"], ["2.weight", "2.bias"]]}
 """Of 192, 32, 96 and 12 bytes."""
 
 

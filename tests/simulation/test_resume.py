@@ -65,12 +65,7 @@ def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: in
     assert f"resumed at version {first.version}" in second.incidents[0].what
 
 
-HOLDING = [
-    ps.local_sgd(3),
-    ps.diloco(3, codec="int4"),
-    ps.slowmo(3),
-    ps.local_sgd(3, codec=TopK(0.1)),
-]
+HOLDING = [ps.local_sgd(3), ps.diloco(3, codec="int4"), ps.slowmo(3), ps.local_sgd(3, codec=TopK(0.1))]
 
 
 @pytest.mark.few(1)

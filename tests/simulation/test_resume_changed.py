@@ -258,12 +258,7 @@ ONE_FOR_ALL = "the state of the optimizer of worker 1, 2, 3 is dropped, for that
 @pytest.mark.parametrize(
     ("was", "now", "workers", "words"),
     [
-        (
-            ps.local_sgd(2),
-            ps.sync_sgd(),
-            4,
-            f"under sync_sgd, was under local_sgd(every 2 steps); {ONE_FOR_ALL}",
-        ),
+        (ps.local_sgd(2), ps.sync_sgd(), 4, f"under sync_sgd, was under local_sgd(every 2 steps); {ONE_FOR_ALL}"),
         (
             ps.local_sgd(2),
             ps.local_sgd(2),

@@ -32,16 +32,7 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.strategy import Strategy, recipes
 from support.long_forms import examples
 from support.sequencing import decided
-from torture.sessions.envelopes import (
-    Answer,
-    Beat,
-    Fenced,
-    FromServer,
-    FromWorker,
-    Level,
-    Received,
-    Request,
-)
+from torture.sessions.envelopes import Answer, Beat, Fenced, FromServer, FromWorker, Level, Received, Request
 from torture.sessions.service import Service, ServiceState
 from torture.sessions.session import Lost, Phase, Welcome, WentBack, WorkerSession
 
@@ -318,9 +309,7 @@ ACTIONS = st.lists(st.tuples(st.sampled_from(("deliver", "lose", "repeat", "swap
 
 @settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(actions=ACTIONS)
-def test_requests_are_handled_once_over_lossy_connections(
-    actions: list[tuple[str, bool]],
-) -> None:
+def test_requests_are_handled_once_over_lossy_connections(actions: list[tuple[str, bool]]) -> None:
     pair = Pair()
     up: deque[FromWorker] = deque([pair.worker.join(0.0)])
     down: deque[FromServer] = deque()

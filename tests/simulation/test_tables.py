@@ -55,9 +55,7 @@ def simulated(strategy: Strategy, folder: Path, loop: Any = train, faults: Any =
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "strategy",
-    but_slow(REAL, {"async_sgd", "sync_sgd", "local_sgd(every 3 steps, overlap=True)"}),
-    ids=by_name,
+    "strategy", but_slow(REAL, {"async_sgd", "sync_sgd", "local_sgd(every 3 steps, overlap=True)"}), ids=by_name
 )
 def test_real_processes_have_the_rows_of_the_twin_and_replay(strategy: Strategy, tmp_path: Path) -> None:
     run = ps.run(train, strategy, workers=3, runs=tmp_path, timeout_s=60, faults=[ps.Slow(worker=0, factor=4)])

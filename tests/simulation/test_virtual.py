@@ -265,11 +265,7 @@ def test_cancelled_work_does_not_use_the_servers_link() -> None:
     """The fast worker takes 1 s of work and 0.4 s on the link, whatever the slow one would send."""
     cluster = cluster_of(Constant(1.0), Constant(5.0), server=Link(bytes_per_s=1e3))
     run = VirtualRun(
-        first_of(1),
-        cluster,
-        timed_workers(cluster, first_of(1), 0),
-        push_nbytes=400,
-        limits={"seconds": 100.0},
+        first_of(1), cluster, timed_workers(cluster, first_of(1), 0), push_nbytes=400, limits={"seconds": 100.0}
     )
     assert run.run().version == int(100.0 / 1.4)
 

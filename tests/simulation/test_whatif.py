@@ -18,14 +18,7 @@ from plesio.cli.main import main
 from plesio.cluster import Cluster, Group, Link, LogNormal
 from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.whatif import (
-    Prediction,
-    advice,
-    as_it_was,
-    choose,
-    recommendation,
-    what_if,
-)
+from plesio.launch.simulated.whatif import Prediction, advice, as_it_was, choose, recommendation, what_if
 from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.meter import Meter
 from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
@@ -170,12 +163,7 @@ SLOW_LINKS = Cluster((Group(6, STEP, NEAR), Group(2, STEP, Link(0.0001, 2e4))))
     ],
 )
 def test_forecasts_are_within_a_fifth_of_a_simulation(cluster: Cluster, local: ps.Strategy) -> None:
-    strategies = [
-        ps.sync_sgd(),
-        ps.first_of(7),
-        ps.buffered(2),
-        local,
-    ]
+    strategies = [ps.sync_sgd(), ps.first_of(7), ps.buffered(2), local]
     runs = [ps.run(SHORT_EPOCHS, one, workers=8, engine=ps.Simulated(cluster)).summary for one in strategies]
     for found, run in zip(what_if(measured(runs[0]), strategies), runs, strict=True):
         assert found.time_s == pytest.approx(run.wall_s, rel=0.2), run.strategy
@@ -649,11 +637,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     asked = ["--strategies", "async_sgd,local_sgd(every=4)", "--workers", "6", "--bandwidth", "1MB"]
     assert main(["whatif", folder, "--json", *asked]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["strategy"] for one in found["predictions"]] == [
-        "sync_sgd",
-        ps.async_sgd().name,
-        ps.local_sgd(4).name,
-    ]
+    assert [one["strategy"] for one in found["predictions"]] == ["sync_sgd", ps.async_sgd().name, ps.local_sgd(4).name]
     assert "4 of 6 workers are drawn from the 2 there were" in found["notes"]
 
 
