@@ -145,25 +145,6 @@ def test_a_full_buffer_released_after_the_fold_is_sync_sgd() -> None:
     assert_same(final(waiting, train, 3), final(ps.sync_sgd(), train, 3))
 
 
-def test_local_sgd_with_one_step_is_sync_sgd() -> None:
-    """Averaging parameters after each step is averaging gradients, for SGD without momentum."""
-    train = partial(loops.follow, build=loops.mlp, optimizers=loops.sgd, steps=15)
-    assert_close(final(ps.local_sgd(every=1), train, 3), final(ps.sync_sgd(), train, 3))
-
-
-def test_a_synchronous_run_is_reproducible() -> None:
-    """Leases in lock step depend on nothing but the number of workers: two runs give the same bits."""
-
-    def weights(folder: Path) -> dict[str, torch.Tensor]:
-        train = partial(loops.visit, folder=str(folder), rows=40, epochs=2)
-        return ps.run(train, ps.sync_sgd(), workers=3, seed=5).state_dict
-
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        assert_same(weights(Path(one)), weights(Path(other)))
-
-
 def test_batch_norm_statistics_are_averaged() -> None:
     """After one synchronous step the running mean is the mean of the workers' own."""
     got = final(ps.sync_sgd(), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=1), 2)

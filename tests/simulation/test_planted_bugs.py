@@ -6,7 +6,6 @@ import pytest
 
 from support.long_forms import but_slow
 from torture import BUGS, PHASE_BUGS, REBIRTH_BUGS, REBORN_ROW_BUGS, ROW_BUGS, run_seed
-from torture.world import Parts
 
 SEEDS = 200
 BREAKS = {
@@ -88,15 +87,3 @@ def test_planted_bugs_are_many_and_distinct() -> None:
     assert len(BUGS) >= 20
     assert len(set(BUGS.values())) == len(BUGS)
     assert set(BREAKS) <= set(BUGS)
-
-
-def test_the_real_parts_have_no_planted_bug() -> None:
-    real = Parts()
-    for parts in BUGS.values():
-        assert parts != real
-    assert Parts() == real
-    assert {part.__module__.rpartition(".")[2] for part in (real.sequencer, real.service, real.worker_session)} == {
-        "sequencer",
-        "service",
-        "session",
-    }

@@ -24,6 +24,7 @@ from plesio.strategy.recipes import (
     sync_sgd,
 )
 from problems import Logistic, Problem, Quadratic, run, tune
+from support.runs import by_name
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "quadratic": lambda: Quadratic(d=30, noise=0.1),
@@ -74,17 +75,6 @@ def test_the_variance_falls_with_the_number_of_draws(name: str) -> None:
     assert variance(1.0) / variance(16.0) == pytest.approx(16.0, rel=0.1)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_rows_are_independent(name: str) -> None:
-    """Each row of a matrix has the gradient and loss it has alone, under the same noise."""
-    problem = PROBLEMS[name]()
-    rows = np.random.default_rng(3).standard_normal((4, len(problem.start())))
-    together = problem.gradient(rows, np.random.default_rng(4))
-    for row, got in zip(rows, together, strict=True):
-        np.testing.assert_allclose(got, problem.gradient(row, np.random.default_rng(4)), rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(problem.loss(rows), [problem.loss(row) for row in rows])
-
-
 def test_single_precision_gives_the_same_losses() -> None:
     exact, single = (
         run(Quadratic(d=50, noise=0.0, single=single), sync_sgd(), JITTER, lr=1.0, contributions=800)
@@ -111,7 +101,7 @@ def test_one_worker_is_plain_sgd_bit_for_bit(strategy: Strategy) -> None:
     assert result.losses[-1] == descent(Quadratic(d=30, noise=0.1), 0.5, 100, np.random.default_rng([7, 1]))
 
 
-@pytest.mark.parametrize("strategy", [sync_sgd(), first_of(8), local_sgd(1)], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [sync_sgd(), first_of(8), local_sgd(1)], ids=by_name)
 def test_rounds_without_noise_are_gradient_descent(strategy: Strategy) -> None:
     problem = Quadratic(d=30, noise=0.0)
     result = run(problem, strategy, JITTER, lr=1.0, contributions=8 * 50)
@@ -145,7 +135,7 @@ def test_a_round_has_the_noise_of_a_mean_gradient() -> None:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=by_name)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_strategy_lowers_the_loss(name: str, strategy: Strategy) -> None:
     result = run(PROBLEMS[name](), strategy, JITTER, lr=0.5, contributions=3000, seed=1)
@@ -190,18 +180,22 @@ def test_a_run_may_use_the_first_workers_only() -> None:
     assert len(result.final.workers) == 3
 
 
-def test_invalid_settings_are_refused() -> None:
-    for make, says in (
+def of_nine(strategy: Strategy | None = None, lr: float = 1.0, contributions: int = 9) -> object:
+    return run(Quadratic(d=9), strategy or sync_sgd(), JITTER, lr=lr, contributions=contributions)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
         (lambda: Quadratic(d=2), "d=2"),
         (lambda: Quadratic(noise=-1.0), "noise=-1.0"),
         (lambda: Logistic(l2=0.0), "l2=0.0"),
         (lambda: Logistic(batch=0), "batch=0"),
-        (lambda: run(Quadratic(d=9), sync_sgd(), JITTER, lr=math.inf, contributions=9), "lr=inf"),
-        (lambda: run(Quadratic(d=9), sync_sgd(), JITTER, lr=1.0, contributions=0), "contributions=0"),
-        (
-            lambda: run(Quadratic(d=9), async_sgd("gap_aware"), JITTER, lr=1.0, contributions=9),
-            "gap-aware is not modelled",
-        ),
-    ):
-        with pytest.raises(ConfigurationError, match=says):
-            make()
+        (lambda: of_nine(lr=math.inf), "lr=inf"),
+        (lambda: of_nine(contributions=0), "contributions=0"),
+        (lambda: of_nine(async_sgd("gap_aware")), "gap-aware is not modelled"),
+    ],
+)
+def test_invalid_settings_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        make()

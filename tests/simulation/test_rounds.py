@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import plesio as ps
@@ -15,7 +17,8 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.observe.figures import strategy
 from plesio.observe.standing import ALL
 from plesio.protocol.journal import Folded, read_journal
-from support.loops import CLASSES, FEATURES, data, descend
+from support.loops import batch_norm, data, descend, sgd
+from support.runs import assert_replays, same
 
 INPUTS, LABELS = data(120)
 CLIENTS = 12
@@ -33,23 +36,27 @@ def model() -> torch.nn.Module:
     return torch.nn.Linear(INPUTS.shape[1], int(LABELS.max()) + 1)
 
 
-def train(worker: ps.Worker, **settings: Any) -> None:
+def turns(worker: ps.Worker, lent: ps.Clients, **given: Any) -> Iterator[Any]:
+    """Each client, when it has been trained."""
     net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net, optimizer, lent = worker.prepare(net, optimizer, clients(**settings))
+    net, optimizer, lent = worker.prepare(net, sgd(net), lent, **given)
     for client in lent:
         for inputs, labels in client:
-            descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
+            descend(optimizer, cross_entropy(net(inputs), labels))
+        yield client
+
+
+def train(worker: ps.Worker, **settings: Any) -> None:
+    for client in turns(worker, clients(**settings)):
         client.log(mine=client.id)
 
 
 def site(worker: ps.Worker, rounds: int = ROUNDS, by_number: bool = False) -> None:
     net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net, optimizer = worker.prepare(net, optimizer)
+    net, optimizer = worker.prepare(net, sgd(net))
     number = 0
     while (number if by_number else worker.version) < rounds:
-        descend(optimizer, torch.nn.functional.cross_entropy(net(INPUTS[:20]), LABELS[:20]))
+        descend(optimizer, cross_entropy(net(INPUTS[:20]), LABELS[:20]))
         worker.log(here=worker.rank)
         worker.contribute(samples=20 + worker.rank)
         number += 1
@@ -79,11 +86,8 @@ def test_each_version_is_seen_once_with_what_its_clients_told() -> None:
     for one in rounds:
         assert sorted(told.id for told in one.clients) == sorted(clients().drawn(0, one.number))
         assert all(told.samples == 8 and told.counts and told.metrics == {"mine": told.id} for told in one.clients)
-    assert all(torch.equal(value, run.state_dict[name]) for name, value in rounds[-1].state_dict.items())
-    plain = ps.run(train, ps.fedavg(), workers=2, engine=ps.Simulated("uniform"))
-    assert all(torch.equal(value, plain.state_dict[name]) for name, value in run.state_dict.items()), (
-        "to look changes nothing"
-    )
+    assert same(run, rounds[-1])
+    assert same(run, looked(None)), "to look changes nothing"
 
 
 def test_every_version_is_evaluated_and_an_end_is_noticed() -> None:
@@ -102,21 +106,14 @@ def test_every_version_is_evaluated_and_an_end_is_noticed() -> None:
     [(None, [0, 1, 2, 3, 4]), (ps.Rounds(2), [0, 2, 4]), (ps.Seconds(1e6), [0, 4]), (ps.Steps(10**6), [0, 4])],
 )
 def test_federated_rounds_are_evaluated_each_from_before_the_first(every: Any, versions: list[int]) -> None:
-    run = ps.run(
-        partial(train, rounds=4),
-        ps.fedavg(),
-        workers=2,
-        evaluate=accuracy,
-        evaluate_every=every,
-        engine=ps.Simulated("uniform"),
-    )
+    run = looked(None, of=partial(train, rounds=4), evaluate=accuracy, evaluate_every=every)
     assert [one.version for one in run.history] == versions
     assert strategy(run.summary)["spent"]["rounds"][-1] == 4
 
 
 def by_hand(worker: ps.Worker) -> None:
     net = model()
-    net, optimizer = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    net, optimizer = worker.prepare(net, sgd(net))
     for _ in range(10):
         worker.count(samples=1)
         net(INPUTS[:1]).sum().backward()
@@ -124,31 +121,24 @@ def by_hand(worker: ps.Worker) -> None:
 
 
 def test_other_strategies_are_evaluated_by_steps_or_rounds_too() -> None:
-    steps = ps.run(
-        by_hand, "sync_sgd", workers=2, evaluate=accuracy, evaluate_every=ps.Steps(6), engine=ps.Simulated("uniform")
-    )
+    steps = looked(None, "sync_sgd", by_hand, evaluate=accuracy, evaluate_every=ps.Steps(6))
     assert [one.samples for one in steps.history] == [0, 6, 12, 18, 20]
     assert [one.version for one in steps.history] == [0, 3, 6, 9, 10]
 
 
 def test_a_resumed_run_is_evaluated_by_the_steps_of_the_whole_run(tmp_path: Path) -> None:
-    asked = {"workers": 2, "evaluate": accuracy, "evaluate_every": ps.Steps(6), "engine": ps.Simulated("uniform")}
-    keeps = ps.Checkpoint(every_s=1e6)
-    first = ps.run(by_hand, "sync_sgd", until=ps.Until(steps=8), runs=tmp_path, checkpoint=keeps, **asked)
-    went_on = ps.run(by_hand, "sync_sgd", resume=first.folder, **asked)
+    run = partial(looked, None, "sync_sgd", by_hand, evaluate=accuracy, evaluate_every=ps.Steps(6))
+    first = run(until=ps.Until(steps=8), runs=tmp_path, checkpoint=ps.Checkpoint(every_s=1e6))
+    went_on = run(resume=first.folder)
     assert [one.samples for one in went_on.history][:3] == [8, 12, 18]
 
 
 def test_what_clients_log_is_a_curve_of_all_with_their_spread() -> None:
     def logs(worker: ps.Worker) -> None:
-        net = model()
-        net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), clients(rounds=3))
-        for client in lent:
-            for inputs, labels in client:
-                descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
+        for client in turns(worker, clients(rounds=3)):
             client.log(accuracy=client.id / 10)
 
-    run = ps.run(logs, ps.fedavg(), workers=2, evaluate=accuracy, engine=ps.Simulated("uniform"))
+    run = looked(None, of=logs, evaluate=accuracy)
     told = [one.metrics for one in run.logged if one.worker == ALL]
     assert len(told) == 3
     assert all(one["clients/accuracy/worst_tenth"] < one["clients/accuracy"] for one in told)
@@ -171,30 +161,23 @@ def test_clients_are_evaluated_on_what_they_hold_out() -> None:
 def test_clients_are_evaluated_with_what_is_their_own() -> None:
     """As the training function does after its last version; on a model that is given, too."""
 
-    def build() -> torch.nn.Sequential:
-        torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, CLASSES))
-
     def personal(worker: ps.Worker) -> Any:
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model, optimizer, lent = worker.prepare(model, optimizer, clients(state="keep"), share=["0", "2.weight"])
+        model = batch_norm()
+        model, optimizer, lent = worker.prepare(model, sgd(model), clients(state="keep"), share=["0", "3.weight"])
         for client in lent:
             for inputs, labels in client:
-                descend(optimizer, torch.nn.functional.cross_entropy(model(inputs), labels))
+                descend(optimizer, cross_entropy(model(inputs), labels))
         return lent.evaluate(loss)
 
     def loss(model: torch.nn.Module, batches: Any) -> dict[str, float]:
-        return {
-            "loss": sum(float(torch.nn.functional.cross_entropy(model(inputs), labels)) for inputs, labels in batches)
-        }
+        return {"loss": sum(float(cross_entropy(model(inputs), labels)) for inputs, labels in batches)}
 
     found: list[Any] = []
 
     def on_round(round: ps.Round) -> None:
-        found.append([round.evaluate_clients(clients(), loss, model=model) for model in (None, build())])
+        found.append([round.evaluate_clients(clients(), loss, model=model) for model in (None, batch_norm())])
 
-    run = ps.run(personal, "fedavg", workers=2, engine=ps.Simulated("uniform"), on_round=on_round)
+    run = looked(on_round, of=personal)
     assert found[-1] == [run.returned[0], run.returned[0]]
     assert len({one["loss"] for one in found[-1][0].values()}) > 5
 
@@ -219,14 +202,10 @@ def test_clients_that_are_left_out_are_told_too() -> None:
             return INPUTS[place], LABELS[place]
 
     def broken(worker: ps.Worker) -> None:
-        net = model()
         given = ps.Clients(
             Broken(), ps.splits.iid(len(LABELS), CLIENTS), per_round=CLIENTS, rounds=1, on_client_error="skip"
         )
-        net, optimizer, lent = worker.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), given)
-        for client in lent:
-            for inputs, labels in client:
-                descend(optimizer, torch.nn.functional.cross_entropy(net(inputs), labels))
+        list(turns(worker, given))
 
     rounds: list[ps.Round] = []
     with pytest.warns(RuntimeWarning, match="client 4, round 0: OSError: truncated; .* with its 10 samples"):
@@ -259,22 +238,15 @@ def test_who_is_chosen_is_drawn_from_the_next_round_on_and_it_replays(tmp_path: 
     drawn = ids(rounds)
     assert all(set(one) <= {7, 8, 9, 10} for one in drawn[2:4])
     assert [drawn[k] for k in (0, 1, 4, 5)] == [sorted(clients().drawn(0, k)) for k in (0, 1, 4, 5)]
-    again = ps.replay(run.folder, train)
-    assert again.identical
-    assert again.versions == ROUNDS
+    assert_replays(run, train)
 
 
 def test_a_resumed_run_draws_what_the_whole_one_does(tmp_path: Path) -> None:
     """Between the choice and its end, with or without anybody who looks."""
     whole = looked(chooses, workers=1)  # two share the sums otherwise, and round otherwise
     kept = ps.Checkpoint(every_s=0.1)
-    looked(
-        lambda round: (chooses(round), round.version == 3 and round.stop("half")),
-        workers=1,
-        runs=tmp_path / "a",
-        checkpoint=kept,
-    )
-    (folder,) = (tmp_path / "a").iterdir()
+    stops = lambda round: (chooses(round), round.version == 3 and round.stop("half"))  # noqa: E731
+    folder = looked(stops, workers=1, runs=tmp_path / "a", checkpoint=kept).folder
     rounds: list[ps.Round] = []
 
     def on_round(round: ps.Round) -> None:
@@ -284,38 +256,34 @@ def test_a_resumed_run_draws_what_the_whole_one_does(tmp_path: Path) -> None:
     run = looked(on_round, workers=1, runs=tmp_path / "b", checkpoint=kept, resume=folder)
     assert run.version == whole.version
     assert set(ids(rounds)[0]) <= {7, 8, 9, 10}
-    assert all(torch.equal(value, whole.state_dict[name]) for name, value in run.state_dict.items())
-    assert ps.replay(run.folder, train).identical
+    assert same(run, whole)
+    assert_replays(run, train)
     unseen = looked(None, workers=1, runs=tmp_path / "c", resume=folder)
     assert {one.client for one in unseen.summary.clients} <= {7, 8, 9, 10}, "a choice holds, though nobody looks"
 
 
 @pytest.mark.parametrize(
-    ("choose", "words"),
+    ("of", "choose", "words"),
     [
-        (lambda one: one.choose([1, 2]), "2 clients, and a round has 3"),
-        (lambda one: one.choose([1, 2, 99]), "there is no client 99; they are 0 to 11"),
-        (lambda one: one.choose([1, 2, "a"]), "clients are known by their numbers"),
-        (lambda one: one.choose([1, 2, 0.5]), "clients are known by their numbers"),
-        (lambda one: one.choose([1, 2, -1]), "clients are known by their numbers"),
-        (lambda one: one.evaluate(lambda net: 3), "evaluate returned 3"),
-        (lambda one: one.evaluate_clients(clients()), "give a function"),
+        (train, lambda one: one.choose([1, 2]), "2 clients, and a round has 3"),
+        (train, lambda one: one.choose([1, 2, 99]), "there is no client 99; they are 0 to 11"),
+        (train, lambda one: one.choose([1, 2, "a"]), "clients are known by their numbers"),
+        (train, lambda one: one.choose([1, 2, 0.5]), "clients are known by their numbers"),
+        (train, lambda one: one.choose([1, 2, -1]), "clients are known by their numbers"),
+        (train, lambda one: one.evaluate(lambda net: 3), "evaluate returned 3"),
+        (train, lambda one: one.evaluate_clients(clients()), "give a function"),
         (
+            train,
             lambda one: one.evaluate_clients(clients(), lambda net, batches: {}, ids=[12]),
             "no client 12; they are 0 to 11",
         ),
+        (partial(train, available=0.9), lambda one: one.choose(range(5)), "both say who can be drawn"),
+        (site, lambda one: one.choose([0]), r"no ps\.Clients to choose among"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(choose: Any, words: str) -> None:
+def test_what_cannot_be_is_refused_in_words(of: Any, choose: Any, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):
-        looked(choose)
-
-
-def test_choosing_is_refused_where_it_would_not_hold() -> None:
-    with pytest.raises(ps.ConfigurationError, match="both say who can be drawn"):
-        looked(lambda one: one.choose(range(5)), of=partial(train, available=0.9))
-    with pytest.raises(ps.ConfigurationError, match=r"no ps\.Clients to choose among"):
-        looked(lambda one: one.choose([0]), of=site)
+        looked(choose, of=of)
 
 
 def test_what_on_round_raises_ends_the_run() -> None:
@@ -344,42 +312,37 @@ def test_runs_without_rounds_are_refused(strategy: Any, on_round: Any, words: st
 # Too few sites
 
 
+OF_TWO = ps.fedavg(clients_min=2)
+
+
 def dying(*turns: Any) -> Cluster:
     return Cluster((Group(3, Constant(1.0)),), faults=turns)
 
 
 def test_a_version_is_of_two_sites_whoever_dies_and_it_replays(tmp_path: Path) -> None:
     cluster = dying(Crash(worker=1, at_s=1.5), Crash(worker=2, at_s=1.5), Restart(worker=1, at_s=20.0))
-    run = looked(None, ps.fedavg(clients_min=2), site, 3, cluster, runs=tmp_path)
+    run = looked(None, OF_TWO, site, 3, cluster, runs=tmp_path)
     assert (run.version, run.ended) == (ROUNDS, "finished")
     assert members(run)[0] == [0, 1, 2]
     assert all(one == [0, 1] for one in members(run)[1:])
     assert run.wall_s > 20
-    assert ps.replay(run.folder, site).identical
+    assert_replays(run, site)
 
 
 def test_a_site_that_nobody_joins_ends_the_run_in_words_with_a_checkpoint(tmp_path: Path) -> None:
     cluster = dying(Crash(worker=1, at_s=1.5), Crash(worker=2, at_s=1.5))
     words = r"version 2 takes 2 workers, and 1 came \(missing: worker 1 died \d+ s ago, worker 2 died .*\); .* 40 s \(timeout_s\)"
+    often = ps.Checkpoint(every_s=30)
     with pytest.raises(ps.DeadlineError, match=words):
-        looked(
-            None,
-            ps.fedavg(clients_min=2),
-            site,
-            3,
-            cluster,
-            timeout_s=40.0,
-            runs=tmp_path,
-            checkpoint=ps.Checkpoint(every_s=30),
-        )
+        looked(None, OF_TWO, site, 3, cluster, timeout_s=40.0, runs=tmp_path, checkpoint=often)
     (folder,) = tmp_path.iterdir()
-    assert looked(None, ps.fedavg(clients_min=2), site, 3, resume=folder).version == ROUNDS
+    assert looked(None, OF_TWO, site, 3, resume=folder).version == ROUNDS
 
 
 def test_a_site_that_the_others_have_left_behind_ends_in_order() -> None:
     """It counts its own rounds, and was away."""
     cluster = dying(Crash(worker=2, at_s=1.5), Restart(worker=2, at_s=4.0))
-    run = looked(None, ps.fedavg(clients_min=2), partial(site, by_number=True), 3, cluster)
+    run = looked(None, OF_TWO, partial(site, by_number=True), 3, cluster)
     assert run.version == ROUNDS
     assert run.ended.startswith("too few workers are left: version 7 takes 2 workers, and 1 came")
 
@@ -390,11 +353,11 @@ def test_a_deadline_lets_a_round_go_on_without_the_slow(tmp_path: Path) -> None:
     assert run.version == ROUNDS
     assert [0, 1] in members(run)
     assert any(2 in one for one in members(run)), "its work counts in a later version"
-    assert ps.replay(run.folder, site).identical
+    assert_replays(run, site)
 
 
 def test_a_least_number_of_sites_is_not_of_clients() -> None:
     with pytest.raises(ps.ConfigurationError, match=r"say ps\.Clients\(clients_min=\.\.\.\)"):
-        looked(None, ps.fedavg(clients_min=2))
+        looked(None, OF_TWO)
     with pytest.raises(ps.StrategyError, match="3 or more of 2 workers will never come"):
         looked(None, ps.fedavg(clients_min=3), site)
