@@ -14,6 +14,7 @@ import plesio as ps
 from plesio.strategy import Strategy
 from support import islands
 from support.loops import descend
+from support.runs import same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
 LOCKED = {"local_sgd": ps.local_sgd(4), "diloco": ps.diloco(4), "sync_sgd": ps.sync_sgd()}
@@ -33,9 +34,8 @@ FORMS = [
 
 
 def run_of(strategy: Strategy, workers: int, ranks: int, inside: str, **given: object) -> ps.Run:
-    return ps.run(
-        partial(islands.train, inside=inside, **given), strategy, workers=workers, ranks=ranks, seed=3, timeout_s=60.0
-    )
+    train = partial(islands.train, inside=inside, **given)
+    return ps.run(train, strategy, workers=workers, ranks=ranks, seed=3, timeout_s=60.0)
 
 
 def plain(strategy: Strategy, workers: int, **given: object) -> ps.Run:
@@ -127,16 +127,12 @@ def test_evaluate_of_a_split_model_is_refused_without_model() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("inside", ["fsdp", "ddp"])
 def test_a_resumed_run_of_islands_goes_on_with_the_state_of_their_optimizers(inside: str, tmp_path: Path) -> None:
-    given = {"workers": 1, "ranks": 2, "seed": 3}
-    keep = ps.Checkpoint(folder=tmp_path, every_s=3600)
-    ps.run(partial(islands.train, inside=inside, epochs=1, shuffle=False), ps.local_sgd(4), checkpoint=keep, **given)
-    resumed = ps.run(
-        partial(islands.train, inside=inside, epochs=2, shuffle=False), ps.local_sgd(4), resume=tmp_path, **given
-    )
-    once = ps.run(partial(islands.train, inside=inside, epochs=2, shuffle=False), ps.local_sgd(4), **given)
+    first, both = (partial(islands.train, inside=inside, epochs=epochs, shuffle=False) for epochs in (1, 2))
+    run = partial(ps.run, strategy=ps.local_sgd(4), workers=1, ranks=2, seed=3)
+    run(first, checkpoint=ps.Checkpoint(folder=tmp_path, every_s=3600))
+    resumed = run(both, resume=tmp_path)
     assert not [one.what for one in resumed.summary.incidents if "anew" in one.what]
-    for name, theirs in once.state_dict.items():
-        assert torch.equal(resumed.state_dict[name], theirs), name
+    assert same(resumed, run(both))
 
 
 REFUSED = {
@@ -238,15 +234,10 @@ def test_an_island_that_left_has_a_successor_of_as_many_ranks() -> None:
 
 @pytest.mark.thorough
 def test_islands_that_split_the_model_otherwise_do_not_go_on_with_the_state_of_their_optimizers(tmp_path: Path) -> None:
-    given = {"workers": 1, "ranks": 2, "seed": 3}
-    ps.run(
-        partial(islands.train, inside="fsdp", epochs=1),
-        ps.local_sgd(4),
-        checkpoint=ps.Checkpoint(folder=tmp_path, every_s=3600),
-        **given,
-    )
+    run = partial(ps.run, strategy=ps.local_sgd(4), workers=1, ranks=2, seed=3)
+    run(partial(islands.train, inside="fsdp", epochs=1), checkpoint=ps.Checkpoint(folder=tmp_path, every_s=3600))
     with pytest.raises(ps.CheckpointError, match="held other parts of its model"):
-        ps.run(partial(islands.train, inside="ddp"), ps.local_sgd(4), resume=tmp_path, **given)
+        run(partial(islands.train, inside="ddp"), resume=tmp_path)
 
 
 def told_its_device(worker: ps.Worker) -> str:

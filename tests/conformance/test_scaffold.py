@@ -25,7 +25,8 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Buffer, Clients, Delta, Everything, Freely, Int8, Outer
 from plesio.transport.client_states import FOLDER, ClientStates
 from plesio.worker.clients.turn import Client
-from support.loops import CLASSES, FEATURES, data
+from support.loops import CLASSES, FEATURES, adam, batch_norm, data, momentum
+from support.runs import assert_replays
 
 INPUTS, LABELS = data(228)
 MANY = 12
@@ -122,6 +123,10 @@ def by_hand(rounds: int, make: Make = plain, lr: float = 1.0, left_out: Any = la
     return dict(zip(named, x, strict=True)), dict(zip(named, c, strict=True)), own
 
 
+def assert_as(run: ps.Run, wanted: dict[str, torch.Tensor], **tolerance: float) -> None:
+    torch.testing.assert_close({name: run.state_dict[name] for name in wanted}, wanted, **(tolerance or CLOSE))
+
+
 def simulated(strategy: Strategy, workers: int = 2, cluster: Any = "uniform", **settings: Any) -> ps.Run:
     options = {key: settings.pop(key) for key in ("runs", "checkpoint", "resume", "until") if key in settings}
     return ps.run(partial(train, **settings), strategy, workers=workers, engine=ps.Simulated(cluster), **options)
@@ -135,15 +140,13 @@ def test_rounds_equal_a_plain_loop(workers: int, make: Make, lr: float) -> None:
     wanted, _, _ = by_hand(5, make, lr)
     assert run.version == 5
     assert list(run.state_dict) == list(Net().state_dict()), "no control variate among them"
-    for name, value in wanted.items():
-        torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
+    assert_as(run, wanted)
 
 
 def test_real_workers_do_what_simulated_ones_do() -> None:
     run = ps.run(train, ps.scaffold(), workers=2)
     wanted, _, _ = by_hand(5)
-    for name, value in wanted.items():
-        torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
+    assert_as(run, wanted)
 
 
 def variates(run: ps.Run) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
@@ -183,19 +186,17 @@ def test_a_dead_worker_moves_neither_or_both(tmp_path: Path) -> None:
     cluster = Cluster((Group(3, Constant(0.1)),), faults=faults)
     run = simulated(ps.scaffold(), 3, cluster, rounds=9, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.5))
     check_mean(run)
-    assert ps.replay(run.folder, partial(train, rounds=9)).identical
+    assert_replays(run, partial(train, rounds=9))
 
 
 @pytest.mark.thorough
 def test_a_killed_process_moves_neither_or_both(tmp_path: Path) -> None:
-    task = partial(train, rounds=16, pause_s=0.003)
-    run = ps.run(
-        task, ps.scaffold(), workers=3, faults=[ps.Kill(worker=1, after_s=0.3)], runs=tmp_path, timeout_s=60,
-        checkpoint=ps.Checkpoint(every_s=0.2),
-    )  # fmt: skip
+    task, kill = partial(train, rounds=16, pause_s=0.003), ps.Kill(worker=1, after_s=0.3)
+    often = ps.Checkpoint(every_s=0.2)
+    run = ps.run(task, ps.scaffold(), workers=3, faults=[kill], runs=tmp_path, timeout_s=60, checkpoint=often)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     check_mean(run)
-    assert ps.replay(run.folder, task).identical
+    assert_replays(run, task)
 
 
 def dying(worker: ps.Worker) -> None:
@@ -233,8 +234,7 @@ def test_clients_that_drop_out_count_as_not_moved(tmp_path: Path) -> None:
         return other.dropped
 
     wanted, _, _ = by_hand(5, left_out=drops)
-    for name, value in wanted.items():
-        torch.testing.assert_close(run.state_dict[name], value, **CLOSE, msg=name)
+    assert_as(run, wanted)
 
 
 @pytest.mark.few(1)
@@ -248,33 +248,10 @@ def test_a_resumed_run_is_the_same_and_replays(workers: int, cluster: Any, tmp_p
     first = one(runs=tmp_path / "a", checkpoint=ps.Checkpoint(every_s=0.4), until=until)
     assert 0 < first.version < 6
     second = one(runs=tmp_path / "b", resume=first.folder)
-    assert ps.replay(second.folder, partial(train, rounds=6)).identical
-    for name, value in second.state_dict.items():
-        torch.testing.assert_close(value, whole.state_dict[name], **close, msg=name)
+    assert_replays(second, partial(train, rounds=6))
+    assert_as(second, whole.state_dict, **close)
     with pytest.raises(ps.CheckpointError, match=r"control variates"):
         simulated(ps.fedavg(), workers, cluster, rounds=6, resume=first.folder)
-
-
-def adam(model: Net) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters())
-
-
-def momentum(model: Net) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"make": adam}, r"Adam moves it otherwise; prepare torch.optim.SGD with momentum=0"),
-        ({"make": momentum}, r"SGD moves it otherwise"),
-        ({"state": None}, r"keeps its control variate; say ps.Clients\(..., state='keep'\)"),
-    ],
-    ids=["adam", "momentum", "state"],
-)
-def test_what_cannot_be_right_is_refused(settings: Any, words: str) -> None:
-    with pytest.raises(ps.ConfigurationError, match=words):
-        simulated(ps.scaffold(), **settings)
 
 
 def site(worker: ps.Worker) -> None:
@@ -283,8 +260,8 @@ def site(worker: ps.Worker) -> None:
 
 
 def buffers(worker: ps.Worker) -> None:
-    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
-    worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), clients())
+    model = batch_norm()
+    worker.prepare(model, plain(model), clients())
 
 
 def clamps(worker: ps.Worker) -> None:
@@ -294,8 +271,15 @@ def clamps(worker: ps.Worker) -> None:
 
 @pytest.mark.parametrize(
     ("task", "words"),
-    [(site, r"give prepare ps.Clients"), (buffers, r"1.running_mean"), (clamps, r"leave out after_step=")],
-    ids=["site", "buffers", "after_step"],
+    [
+        (partial(train, make=adam), r"Adam moves it otherwise; prepare torch.optim.SGD with momentum=0"),
+        (partial(train, make=momentum), r"SGD moves it otherwise"),
+        (partial(train, state=None), r"keeps its control variate; say ps.Clients\(..., state='keep'\)"),
+        (site, r"give prepare ps.Clients"),
+        (buffers, r"1.running_mean"),
+        (clamps, r"leave out after_step="),
+    ],
+    ids=["adam", "momentum", "state", "site", "buffers", "after_step"],
 )
 def test_who_cannot_take_part(task: Any, words: str) -> None:
     with pytest.raises(ps.ConfigurationError, match=words):

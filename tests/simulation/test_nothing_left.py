@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import plesio as ps
 from support.processes import open_descriptors, shared_mappings
 from support.replayed import Augmented, build
+from support.runs import by_name
 
 
 def train(worker: Any, fails: str = "") -> None:
@@ -70,7 +71,7 @@ def left() -> tuple[int, int]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("anonymous", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["memfd", "files"])
 @pytest.mark.parametrize(
-    "strategy", [ps.async_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(every=3)], ids=lambda one: one.name
+    "strategy", [ps.async_sgd(), ps.first_of(2), ps.buffered(2), ps.local_sgd(every=3)], ids=by_name
 )
 def test_simulated_runs_and_replays_leak_nothing(
     strategy: ps.Strategy, anonymous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

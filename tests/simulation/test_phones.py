@@ -16,6 +16,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.core.leases import DataLeases
 from plesio.worker.clients.turn import Client
 from support.loops import CLASSES, FEATURES, data, descend
+from support.runs import by_name
 
 INPUTS, LABELS = data(240)
 HOUR_S = 3600.0
@@ -55,7 +56,7 @@ def day(strategy: ps.Strategy, cluster: Cluster = CLUSTER, **settings: Any) -> p
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=lambda one: str(one.name))
+@pytest.mark.parametrize("strategy", [ps.fedavg(), ps.fedbuff(3)], ids=by_name)
 def test_clients_are_drawn_at_their_time_and_the_run_replays(strategy: ps.Strategy, tmp_path: Path) -> None:
     faults = tuple(one for at in (4e3, 2e4) for one in (Crash(worker=1, at_s=at), Restart(worker=1, at_s=at + 99)))
     uneven = Cluster((Group(2, LogNormal(300.0, 0.5)), Group(1, Constant(900.0))), faults=faults)

@@ -34,7 +34,7 @@ from support.long_forms import but_slow
 from support.loops import descend, follow
 from support.plain_folds import without_kernels
 from support.replayed import Augmented, build, chancy, fills_the_disk
-from support.runs import assert_replays, same
+from support.runs import assert_replays, by_name, same
 
 RECIPES = [*strategies(at_server=True), ps.local_sgd(every=ps.Seconds(0.03))]
 EACH_WAY = {
@@ -66,7 +66,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ps.Run:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", but_slow(RECIPES, EACH_WAY), ids=by_name)
 def test_every_recipe_replays_bit_for_bit(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, faults=[ps.Slow(worker=0, factor=4)])
     assert run.version > 2, "with seconds for steps it is the machine that says how many"
@@ -92,7 +92,7 @@ def test_a_large_model_folded_by_kernels_replays_without_them(strategy: Strategy
 @pytest.mark.filterwarnings("ignore:the training function called time.sleep")
 @pytest.mark.filterwarnings("ignore:NAdam. no look-ahead is known for it")
 @pytest.mark.parametrize("kind", ["plain", "sgd", "adam", "nadam"])
-@pytest.mark.parametrize("strategy", strategies(at_server=True), ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", strategies(at_server=True), ids=by_name)
 def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
     strategy: Strategy, kind: str, tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"async_sgd", "first_of(2)"}),
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=8, poison=(2, 5), dies=tmp_path / "died")  # enough for a late starter
@@ -124,7 +124,7 @@ def test_a_stopped_run_replays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], {"first_of(3)"}),
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_a_run_stopped_by_a_worker_replays(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1000, stops=(2, 7))
@@ -425,9 +425,7 @@ CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("train", [cooling, endless], ids=["leased data", "data of its own"])
-@pytest.mark.parametrize(
-    "strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=by_name)
 def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> None:
     """The evicted worker's messages come later, and it rejoins."""
     until = ps.Until(steps=60)
@@ -561,7 +559,7 @@ def leaving_early(worker: Any, epochs: int = 3) -> None:
             for data in ("leases", "shards")
         ),
     ],
-    ids=lambda one: str(getattr(one, "name", one)),
+    ids=by_name,
 )
 def test_workers_far_away_ask_ahead_and_their_run_replays(strategy: Strategy, data: str, tmp_path: Path) -> None:
     """All data is trained on once in each epoch."""
@@ -583,7 +581,7 @@ FAR_AND_MORTAL = Cluster(
 @pytest.mark.parametrize(
     "strategy",
     but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}),
-    ids=lambda one: one.name,
+    ids=by_name,
 )
 def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
