@@ -9,20 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+import plesio as ps
 from plesio.cluster import Cluster, Constant, Exponential, Group, LogNormal, Ranked
 from plesio.errors import ConfigurationError
 from plesio.strategy import Strategy
-from plesio.strategy.recipes import (
-    async_sgd,
-    bounded_staleness,
-    buffered,
-    first_of,
-    hogwild,
-    local_sgd,
-    rennala,
-    ringmaster,
-    sync_sgd,
-)
 from problems import Logistic, Problem, Quadratic, run, tune
 from support.runs import by_name
 
@@ -31,16 +21,16 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "logistic": lambda: Logistic(samples=200, d=6, batch=2),
 }
 STRATEGIES = [
-    sync_sgd(),
-    first_of(3),
-    async_sgd(),
-    async_sgd("plain", "delay_adaptive"),
-    bounded_staleness(2),
-    buffered(3, weigh="polynomial"),
-    rennala(3),
-    ringmaster(6),
-    local_sgd(4),
-    hogwild(),
+    ps.sync_sgd(),
+    ps.first_of(3),
+    ps.async_sgd(),
+    ps.async_sgd("plain", "delay_adaptive"),
+    ps.bounded_staleness(2),
+    ps.buffered(3, weigh="polynomial"),
+    ps.rennala(3),
+    ps.ringmaster(6),
+    ps.local_sgd(4),
+    ps.hogwild(),
 ]
 JITTER = Cluster((Group(8, LogNormal(1.0, 0.3)),))
 
@@ -77,7 +67,7 @@ def test_the_variance_falls_with_the_number_of_draws(name: str) -> None:
 
 def test_single_precision_gives_the_same_losses() -> None:
     exact, single = (
-        run(Quadratic(d=50, noise=0.0, single=single), sync_sgd(), JITTER, lr=1.0, contributions=800)
+        run(Quadratic(d=50, noise=0.0, single=single), ps.sync_sgd(), JITTER, lr=1.0, contributions=800)
         for single in (False, True)
     )
     assert exact.times_s == single.times_s
@@ -94,14 +84,16 @@ def descent(problem: Problem, lr: float, steps: int, rng: np.random.Generator) -
     return float(problem.loss(at)[0])
 
 
-@pytest.mark.parametrize("strategy", [sync_sgd(), async_sgd(), rennala(1), ringmaster(1), local_sgd(1)], ids=str)
+@pytest.mark.parametrize(
+    "strategy", [ps.sync_sgd(), ps.async_sgd(), ps.rennala(1), ps.ringmaster(1), ps.local_sgd(1)], ids=str
+)
 def test_one_worker_is_plain_sgd_bit_for_bit(strategy: Strategy) -> None:
     alone = Cluster((Group(1, Exponential(1.0)),))
     result = run(Quadratic(d=30, noise=0.1), strategy, alone, lr=0.5, contributions=100, seed=7)
     assert result.losses[-1] == descent(Quadratic(d=30, noise=0.1), 0.5, 100, np.random.default_rng([7, 1]))
 
 
-@pytest.mark.parametrize("strategy", [sync_sgd(), first_of(8), local_sgd(1)], ids=by_name)
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.first_of(8), ps.local_sgd(1)], ids=by_name)
 def test_rounds_without_noise_are_gradient_descent(strategy: Strategy) -> None:
     problem = Quadratic(d=30, noise=0.0)
     result = run(problem, strategy, JITTER, lr=1.0, contributions=8 * 50)
@@ -115,7 +107,7 @@ def test_equal_async_workers_are_descent_with_a_fixed_delay() -> None:
     for _ in range(80):
         path.append(path[-1] - 0.25 * problem.gradient(path[-workers], rng))
     turns = Cluster(tuple(Group(1, Constant(1.0)) for _ in range(workers)))
-    result = run(problem, async_sgd(), turns, lr=1.0, contributions=80)
+    result = run(problem, ps.async_sgd(), turns, lr=1.0, contributions=80)
     assert result.losses[-1] == pytest.approx(float(problem.loss(path[-1])), rel=1e-12)
 
 
@@ -127,7 +119,7 @@ def test_a_round_has_the_noise_of_a_mean_gradient() -> None:
             return self.solution()
 
     many, problem = Cluster((Group(64, Constant(1.0)),)), AtSolution(d=200, noise=0.1)
-    moved = [run(problem, sync_sgd(), many, lr=1.0, contributions=64, seed=seed).losses[-1] for seed in range(20)]
+    moved = [run(problem, ps.sync_sgd(), many, lr=1.0, contributions=64, seed=seed).losses[-1] for seed in range(20)]
     assert np.mean(moved) == pytest.approx(200 * 0.1**2 / 64 / 4, rel=0.1)  # E x'Ax / 2, A has 1/2 on its diagonal
 
 
@@ -147,7 +139,7 @@ def test_every_strategy_lowers_the_loss(name: str, strategy: Strategy) -> None:
 
 def test_a_seed_gives_the_same_run_byte_for_byte() -> None:
     def once(seed: int) -> bytes:
-        return msgspec.json.encode(run(Quadratic(d=30), ringmaster(3), JITTER, lr=0.5, contributions=500, seed=seed))
+        return msgspec.json.encode(run(Quadratic(d=30), ps.ringmaster(3), JITTER, lr=0.5, contributions=500, seed=seed))
 
     assert once(0) == once(0)
     assert once(0) != once(1)
@@ -155,33 +147,34 @@ def test_a_seed_gives_the_same_run_byte_for_byte() -> None:
 
 def test_tuning_matches_single_runs_of_each_step_size() -> None:
     problem, lrs = Quadratic(d=30, noise=0.02), (0.05, 0.4, 3.0, 50.0)
-    alone = [run(problem, async_sgd(), JITTER, lr=lr, contributions=600) for lr in lrs]
+    alone = [run(problem, ps.async_sgd(), JITTER, lr=lr, contributions=600) for lr in lrs]
     best = min((one for one in alone if one.ended != "diverged"), key=lambda one: one.losses[-1])
-    tuned = tune(problem, async_sgd(), JITTER, lrs=lrs, contributions=600)
+    tuned = tune(problem, ps.async_sgd(), JITTER, lrs=lrs, contributions=600)
     assert tuned.lr == best.lr
     np.testing.assert_allclose(tuned.losses, best.losses, rtol=1e-9)
 
 
 def test_a_run_ends_at_its_loss_or_when_it_diverges() -> None:
-    result = run(Quadratic(d=30), sync_sgd(), JITTER, lr=1.0, contributions=4000, until_loss=0.02)
+    result = run(Quadratic(d=30), ps.sync_sgd(), JITTER, lr=1.0, contributions=4000, until_loss=0.02)
     assert result.ended == "a loss of 0.02 was reached"
     assert result.time_to(0.02) == result.times_s[-1]
     assert result.time_to(0.01) is None
-    assert run(Quadratic(d=30), sync_sgd(), JITTER, lr=9.0, contributions=10**6).ended == "diverged"
+    assert run(Quadratic(d=30), ps.sync_sgd(), JITTER, lr=9.0, contributions=10**6).ended == "diverged"
     assert (
-        run(Quadratic(d=30), sync_sgd(), JITTER, lr=1.0, contributions=10**6, seconds=5.0).ended == "5 seconds were up"
+        run(Quadratic(d=30), ps.sync_sgd(), JITTER, lr=1.0, contributions=10**6, seconds=5.0).ended
+        == "5 seconds were up"
     )
 
 
 def test_a_run_may_use_the_first_workers_only() -> None:
     ranked = Cluster((Group(100, Ranked(1.0)),))
-    result = run(Quadratic(d=30), sync_sgd(), ranked, workers=3, lr=1.0, contributions=30)
+    result = run(Quadratic(d=30), ps.sync_sgd(), ranked, workers=3, lr=1.0, contributions=30)
     assert result.times_s[-1] == pytest.approx(30.0)
     assert len(result.final.workers) == 3
 
 
 def of_nine(strategy: Strategy | None = None, lr: float = 1.0, contributions: int = 9) -> object:
-    return run(Quadratic(d=9), strategy or sync_sgd(), JITTER, lr=lr, contributions=contributions)
+    return run(Quadratic(d=9), strategy or ps.sync_sgd(), JITTER, lr=lr, contributions=contributions)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +186,7 @@ def of_nine(strategy: Strategy | None = None, lr: float = 1.0, contributions: in
         (lambda: Logistic(batch=0), "batch=0"),
         (lambda: of_nine(lr=math.inf), "lr=inf"),
         (lambda: of_nine(contributions=0), "contributions=0"),
-        (lambda: of_nine(async_sgd("gap_aware")), "gap-aware is not modelled"),
+        (lambda: of_nine(ps.async_sgd("gap_aware")), "gap-aware is not modelled"),
     ],
 )
 def test_invalid_settings_are_refused(make: Callable[[], object], says: str) -> None:

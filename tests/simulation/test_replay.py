@@ -104,9 +104,7 @@ def test_every_recipe_and_optimizer_of_a_large_model_replays_without_kernels(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "strategy",
-    but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"async_sgd", "first_of(2)"}),
-    ids=by_name,
+    "strategy", but_slow([ps.async_sgd(), ps.sync_sgd(), ps.first_of(2)], {"async_sgd", "first_of(2)"}), ids=by_name
 )
 def test_a_death_and_a_non_finite_contribution_replay(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=8, poison=(2, 5), dies=tmp_path / "died")  # enough for a late starter
@@ -122,9 +120,7 @@ def test_a_stopped_run_replays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    but_slow([ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], {"first_of(3)"}),
-    ids=by_name,
+    "strategy", but_slow([ps.async_sgd(), ps.first_of(3), ps.local_sgd(every=3)], {"first_of(3)"}), ids=by_name
 )
 def test_a_run_stopped_by_a_worker_replays(strategy: Strategy, tmp_path: Path) -> None:
     train = functools.partial(chancy, epochs=1000, stops=(2, 7))
@@ -579,9 +575,7 @@ FAR_AND_MORTAL = Cluster(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "strategy",
-    but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}),
-    ids=by_name,
+    "strategy", but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}), ids=by_name
 )
 def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
