@@ -219,7 +219,6 @@ class Server(Replies):
         while not (self._has_ended or self._over()):
             for descriptor, _ in lookout.wait(self._patience_s()):
                 take(descriptor, time.monotonic())
-            self._serve_evaluator()  # what was not due yet when it asked
             if (now_s := time.monotonic()) >= min(self._next_tick_s, self._wake_s):
                 take(TICK, now_s)
             turns.rest(self)
@@ -237,6 +236,8 @@ class Server(Replies):
         else:
             self._finish()
             self._has_ended = True
+            return
+        self._serve_evaluator()  # what was not due yet when it asked
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
