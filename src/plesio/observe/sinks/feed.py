@@ -137,11 +137,11 @@ class Feed:
             self._sink.tell(told)
 
     def end(self, summary: Summary | None) -> None:
-        """Let it write the last of what it was told, and end, for `END_S` at most."""
-        self._ending = True
+        """Let it write what it was told, and end; after `SHORT_S` only the last of it, for `END_S` at most."""
         self._call(lambda: self._sink.end(summary))
         self._calls.put(None)
         self._thread.join(0.0 if self._why else SHORT_S)
+        self._ending = True
         if not self._why and self._thread.is_alive():
             log.warning("waiting for sink %s, for %g s at most", self._name, END_S)
             self._thread.join(END_S)
