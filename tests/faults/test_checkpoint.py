@@ -133,11 +133,6 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
     assert keeper.taken == (3, 20)
 
 
-def test_a_due_checkpoint_that_is_not_written_waits_for_the_next_time() -> None:
-    keeper = Checkpointer(Keeping(folder="there", every_s=60.0), ps.sync_sgd(), workers=2)
-    assert [now_s for now_s in range(1000, 1200) if keeper.due(now_s)] == [1060, 1120, 1180]
-
-
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
 def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strategy) -> None:
     """Whether their worker waits or goes on. Folded work counts though its worker died."""

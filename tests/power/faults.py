@@ -426,9 +426,9 @@ FAULTS = (
         "a worker that comes back after a cancelled step has a wrong count of its contributions",
     ),
     Fault(
-        "server/program.py",
-        "if not self.stopping or self._keep_late:",
-        "if not self.stopping:",
+        "server/checkpoint_timing.py",
+        "return self.waits or not self._stopped",
+        "return not self._stopped",
         "a run that is stopped during a fold has no last checkpoint",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The server's side of checkpoints: when one is due, what goes into it, and going on from one."""
+"""The server's side of checkpoints: what goes into one, and going on from one."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ class Checkpointer:
     ) -> None:
         self.counts = counts or bool(keeping.folder)
         self._keeping = keeping
-        self.begins = keeping.begins
+        self.begins, self.every_s = keeping.begins, keeping.every_s
         self._strategy = strategy
         self._phase = 0  # which one the run is resumed in
-        self._due_s = 0.0
         self._kept = -1
         resumed = Path(keeping.resume) if keeping.resume else None
         self._store = CheckpointStore(Path(keeping.folder), keeping.keep, resumed)
@@ -97,13 +96,6 @@ class Checkpointer:
         again = sequencer.unfolded
         steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
         return Taken(self.taken.steps - steps, self.taken.samples - samples)
-
-    def due(self, now_s: float) -> bool:
-        self._due_s = self._due_s or now_s + self._keeping.every_s
-        due = self.writes and now_s >= self._due_s
-        if due:  # also one that is not written then (of a model that diverged) waits for the next time
-            self._due_s = now_s + self._keeping.every_s
-        return due
 
     def write(self, sequencer: Sequencer, memory: Memory, position: int) -> str:
         """Write one, if there is anything new; why it cannot, if that was not told yet."""

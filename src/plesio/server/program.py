@@ -65,6 +65,7 @@ from plesio.protocol.worker import (
 )
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
+from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
 from plesio.server.figures import NOWHERE, Figures
@@ -78,10 +79,7 @@ from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described
 from plesio.transport.client_states import ClientStates
 from plesio.transport.doorbell import Located
-from plesio.transport.held import CLOSE_S
 
-LAST_STATE_S = 2 * CLOSE_S
-"""Seconds after a stop in which workers on a device come to their next exchange, for the last checkpoint."""
 WHOLE_ROUND_S = 1.0
 """Seconds after a stop in which the round under way still gets data. Below the time that workers have to end."""
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
@@ -140,8 +138,7 @@ class Program:
         """When the version that is current was made."""
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
-        self._keep_late = False  # a checkpoint, as soon as it need not wait any more
-        self._asked_s: float | None = None  # since when it waits for what workers hold
+        self._timing = CheckpointTiming(self._checkpointer.every_s, sequencer.members.silence_s)
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._by_round = by_round
@@ -249,7 +246,7 @@ class Program:
     def begin_round(self, clients: tuple[int, ...] | None, now_s: float) -> None:
         """The last version was looked at. A checkpoint that had to wait for that is of it, with what was chosen."""
         self.receive(events.RoundBegins(clients), now_s)
-        if self._keep_late:
+        if self._timing.waits:
             self.keep(now_s)
 
     def close_memory(self) -> None:
@@ -262,11 +259,9 @@ class Program:
             self.receive(events.Ticked(), now_s)
         self._recorder.keep(JournalWriter.flush)
         self._tell_news()
-        if self._keep_late:
+        if self._timing.waits:
             self.keep(now_s)
-        if (
-            self.begun and not self.stopping and self._checkpointer.due(now_s)
-        ):  # who hears of the stop leaves a fold early
+        if self.begun and not self.stopping and self._timing.due(now_s):  # who hears of the stop leaves a fold early
             self.keep(now_s)
 
     def _tell_news(self) -> None:
@@ -274,7 +269,8 @@ class Program:
             self.trouble(None, news)
 
     def stop(self, now_s: float) -> None:
-        self.stopping, self._ended_s, self._asked_s = True, now_s, None
+        self.stopping, self._ended_s = True, now_s
+        self._timing.stopped()
         self.keep(now_s)
         if self._strategy.gather.least is not None:
             self.receive(events.GivenUp(), now_s)
@@ -292,9 +288,17 @@ class Program:
         worker is left."""
         if not (self._checkpointer.writes and self.begun):
             return
-        self._keep_late = self.unsettled or (not last and self._awaits_states(now_s))
-        if not self._keep_late:
-            self.when_whole(partial(self._keep, now_s), held=True)
+        lacking = partial(self._checkpointer.lacking, self.memory, self.sequencer)
+        without = self._timing.asked(now_s, self.unsettled, tuple if last else lacking)
+        if self._timing.holds_up_end:
+            self._writes(True)
+        if without is None:
+            return
+        if without:
+            self.memory.lacks({})
+            who, waited_s = ", ".join(map(str, without)), self._timing.patience_s
+            self.trouble(None, f"no exchange of worker {who} for {waited_s:g} s: the checkpoint lacks what it holds")
+        self.when_whole(partial(self._keep, now_s), held=True)
 
     @property
     def unsettled(self) -> bool:
@@ -303,24 +307,6 @@ class Program:
         them twice."""
         amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
         return amid_fold or self.sequencer.phases.following is not None or self.sequencer.held is not None
-
-    def _awaits_states(self, now_s: float) -> bool:
-        """Whether a checkpoint has to wait for what workers on a device hold: they leave it at their next exchange. One that is
-        frozen holds it up for as long as it may be silent; after a stop for `LAST_STATE_S`, in which nobody is late."""
-        lacking = self._checkpointer.lacking(self.memory, self.sequencer)
-        if lacking and self._asked_s is None:
-            self._asked_s = now_s
-            if self.stopping:
-                self._writes(True)
-        patience_s = LAST_STATE_S if self.stopping else self.sequencer.members.silence_s
-        if lacking and now_s - (self._asked_s or now_s) < patience_s:
-            return True
-        self._asked_s = None
-        if lacking:
-            self.memory.lacks({})
-            who = ", ".join(map(str, lacking))
-            self.trouble(None, f"no exchange of worker {who} for {patience_s:g} s: the checkpoint lacks what it holds")
-        return False
 
     def _writes(self, under_way: bool) -> None:
         if under_way != self._writing:
@@ -365,8 +351,10 @@ class Program:
         if lost := self.memory.lost(self.version):
             self.trouble(None, lost)
         self.is_finite()
-        if not self.stopping or self._keep_late:  # else it was kept when it was stopped
+        if self._timing.owed:
             self.keep(now_s, last=True)
+        if self._timing.waits:
+            self.trouble(None, f"there is no checkpoint of version {self.version}: it could not be gone on from")
         self._writes(False)
         self._recorder.end(self.version, now_s)
 
@@ -453,7 +441,7 @@ class Program:
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
-        if self._keep_late:
+        if self._timing.waits:
             self.keep(now_s)
         meter.held_since_s = self._replies.now_s()
         self.meter.served_s += meter.held_since_s - now_s
@@ -478,7 +466,7 @@ class Program:
         most = asked.most
         if self._ended_s is not None:
             whole_round = self._strategy.gather.in_rounds and now_s - self._ended_s <= WHOLE_ROUND_S
-            if not whole_round and self._asked_s is None:
+            if not whole_round and not self._timing.awaits_states:
                 self._replies.supplied(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)
