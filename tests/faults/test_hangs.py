@@ -411,9 +411,9 @@ def test_training_goes_on_while_the_launcher_is_stopped(tmp_path: Path) -> None:
 
 def test_incidents_for_a_stopped_launcher_are_kept_and_progress_is_dropped() -> None:
     ours, its = channel_pair()
-    server = SimpleNamespace(_engine=Channel(ours, Stop, "the engine"))
+    server = SimpleNamespace(engine=Channel(ours, Stop, "the engine"))
     engine: Channel[Progress | Trouble] = Channel(its, Progress | Trouble, "the server")
-    tell = partial(Server._tell_engine, server)  # type: ignore[arg-type]
+    tell = partial(Server.tell_engine, server)  # type: ignore[arg-type]
     for number in range(5000):
         tell(Trouble(Incident(0.0, number, "")) if number % 5 == 0 else Progress(0.0, number, 0, 0))
     got: list[Progress | Trouble] = []
@@ -423,5 +423,5 @@ def test_incidents_for_a_stopped_launcher_are_kept_and_progress_is_dropped() -> 
         tell(Progress(0.0, 5000, 0, 0))
     assert [one.incident.worker for one in got if isinstance(one, Trouble)] == list(range(0, 5000, 5))
     assert sum(isinstance(one, Progress) and one.version < 5000 for one in got) < 1000
-    server._engine.close()
+    server.engine.close()
     engine.close()

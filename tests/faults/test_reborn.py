@@ -52,11 +52,13 @@ def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: i
     return killed(partial(chancy, **{"epochs": EPOCHS, **more}), strategy, folder, kills, seed, workers)
 
 
-def killed(train: Any, strategy: Strategy, folder: Path, kills: int, seed: int, workers: int) -> ps.Run:
+def killed(train: Any, strategy: Strategy, folder: Path, kills: int, seed: int, workers: int, **more: Any) -> ps.Run:
     rng = random.Random(seed)
     at_s = sorted([0.3, *(rng.uniform(0.2, 0.3 * kills) for _ in range(kills - 1))])
     faults = [ps.Kill(None, after_s=each) for each in at_s]
-    run = ps.run(train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60)
+    run = ps.run(
+        train, strategy, workers=workers, faults=faults, runs=folder, durability="process", timeout_s=60, **more
+    )
     assert not [one.what for one in run.incidents if not WENT_ON.fullmatch(one.what) and "switched" not in one.what]
     return run
 
@@ -71,6 +73,17 @@ def test_a_server_that_is_killed_goes_on_and_nothing_is_lost(name: str, tmp_path
     run = survived(STRATEGIES[name], tmp_path, kills=3, seed=len(name))
     assert run.steps == EPOCHS * BATCHES or name == "first"  # which calls steps off, whose data is leased again
     assert 1 <= len(run.incidents) <= 3
+    check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
+
+
+def first_weight(model: Any) -> dict[str, float]:
+    return {"weight": float(next(model.parameters()).sum())}
+
+
+def test_a_server_that_is_killed_between_evaluations_goes_on_with_them(tmp_path: Path) -> None:
+    each = {"evaluate": first_weight, "evaluate_every": ps.Rounds(2)}
+    run = killed(partial(chancy, epochs=EPOCHS), ps.async_sgd(), tmp_path, kills=2, seed=1, workers=2, **each)
+    assert run.history[-1].version == run.version
     check_nothing_lost(run, partial(chancy, epochs=EPOCHS))
 
 

@@ -21,13 +21,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from plesio import runner
 from plesio.cli.live import Board
 from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
 from plesio.config.until import Until
-from plesio.errors import ConfigurationError
 from plesio.launch.result import Run
 from plesio.observe.summary import Summary
 from plesio.observe.tables import Failed, compare_table, render
@@ -196,29 +194,6 @@ def test_an_ascii_terminal_gets_ascii_tables() -> None:
     with redirect_stdout(terminal):
         print(Run(msgspec.json.decode(path.read_bytes(), type=Summary), {}, path.parent))
     assert b"| worker | steps |" in printed.getvalue()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "typed", but_slow(["run {}", "compare {}", "simulate {} --cluster uniform", "replay {}"], {"run {}", "replay {}"})
-)
-def test_a_deleted_working_directory_is_one_line(typed: str, tmp_path: Path) -> None:
-    path = tmp_path / script()
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    code = "import os, sys; from plesio.cli import app; os.rmdir(os.getcwd()); app(sys.argv[1:])"
-    command = [sys.executable, "-c", code, *typed.format(path).split()]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=gone, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("plesio: the working directory is no longer there: it was deleted; change to one")
-    assert done.stderr.count("\n") == 1
-
-    with pytest.MonkeyPatch.context() as there:
-        gone.mkdir()
-        there.chdir(gone)
-        gone.rmdir()
-        with pytest.raises(ConfigurationError, match="the working directory is no longer there"):
-            runner.run(print, "async_sgd", workers=1)
 
 
 # Strategies as words

@@ -25,7 +25,6 @@ from plesio.config.setting import Option
 from plesio.config.until import MetricMissingError, Until
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import metric_of
 from plesio.observe.finding import finding
 from plesio.observe.repeats import middle, notes
@@ -103,7 +102,6 @@ def compare(
     values = values_of(typed)
     names = ",".join(usual(values["workers"])) if strategies is None else strategies
     configs = [RunConfig(strategy=one, **values) for one in strategies_of(names, values["workers"])]
-    check_working_directory()
     report = report or values["runs"] / f"{time.strftime('%Y%m%d-%H%M%S')}-compare.html"
     _writable(report, json_file)
     console = terminal()

@@ -11,7 +11,6 @@ import typer
 from plesio.cli.live import terminal
 from plesio.cli.options import Arguments, Function
 from plesio.errors import ConfigurationError
-from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
     from plesio.protocol.journal import JournalHead
@@ -39,7 +38,6 @@ def replay(
 
     Exits with 0 if every version that the journal holds is (what a damaged one lacks is said), with 1 if one differs.
     """
-    check_working_directory()  # torch, which comes now, ends the process without one
     from safetensors import SafetensorError
 
     from plesio.launch.replayed.replay import replay as do

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, PlesioError, words_of
 from plesio.launch.local.forkserver import ForkServer
-from plesio.launch.working_directory import check_working_directory
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
@@ -47,7 +46,6 @@ def load(
     Where workers will be processes, the fork server starts meanwhile: both import torch.
     """
     targets = config.until.metrics if config is not None else {}
-    check_working_directory()
     if not path.is_file():
         why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
         raise ConfigurationError(f"{why}; give a Python script that defines train(worker)")

@@ -181,6 +181,12 @@ class RecoveryLog:
             self._at = self._words[self._reaches] = end
         return result
 
+    def sent(self, do: Callable[..., float], *about: Any) -> float:
+        """As `once`, of what gives the time when it was done, or 0: the turn's time goes on to then."""
+        sent_s = self.once(float) if self.recovering else self.enter(do(*about))
+        self.turned_s = sent_s or self.turned_s
+        return sent_s
+
     def read(self, descriptor: int, most: int = READ_MOST) -> bytes:
         """Bytes that have come on a pipe or a socket, at most 64 KiB; none at its end. Descriptors that come with them are
         lost."""

@@ -38,7 +38,6 @@ from plesio.launch.result import (
 from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
 from plesio.launch.watching import Watching
-from plesio.launch.working_directory import check_working_directory
 from plesio.observe.comparison import on_staleness
 from plesio.observe.files import RunFolder
 from plesio.observe.provenance import name_of, source_of
@@ -85,7 +84,6 @@ def start(
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
     recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
     since_s = time.monotonic() if since_s is None else since_s
-    check_working_directory()
     check_functions(config, train, evaluate, watch, model, on_round)
     config = _reduced_here(config, door)
     check_rounds(config, on_round)

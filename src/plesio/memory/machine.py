@@ -265,6 +265,7 @@ class Machine(Memory):
         )  # else its optimizer may have overflowed
         own = dict(islice(sound, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
         blocks.versions.turn()
+        self.laid_out += 1
         blocks.turn_to(phase)
         self._count_bytes()
         self._folder = self._built()

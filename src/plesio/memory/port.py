@@ -54,6 +54,8 @@ class Memory:
     """The workers of which nothing that they hold can be had."""
     dropped = ""
     """What state did not go on at the last `Switch`, in words."""
+    laid_out = 0
+    """How often its state was laid out anew, in memory that a process forked before does not see."""
     rows: RowServers | None = None
     """The rows of tables, if the model has any."""
     push_bytes: Mapping[int, int] = {ALL_PARTS: 0}

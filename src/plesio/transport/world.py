@@ -15,10 +15,12 @@ from plesio.transport.channel import Channel
 @dataclass(frozen=True, slots=True)
 class World:
     """`now_s`: the time of what is dealt with now; `once`: does what depends on more than this process knows, and gives the
-    result; `read`: from a descriptor, at most so many bytes; `attach`: as `Channel.attach`."""
+    result; `sent`: likewise what gives the time when it was done, or 0, with its arguments; `read`: from a descriptor, at most so
+    many bytes; `attach`: as `Channel.attach`."""
 
     now_s: Callable[[], float] = time.monotonic
     once: Callable[[Callable[[], Any]], Any] = operator.call
+    sent: Callable[..., float] = operator.call
     read: Callable[[int, int], bytes] = os.read
     attach: Callable[[int, Any, str], Channel[Any]] = Channel.attach
 

@@ -1,4 +1,4 @@
-"""The entry of the server process: its ends of all lines, and which of the two servers they are for."""
+"""The entry of the server process: its ends of all lines, and whether it survives its death."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from contextlib import suppress
 
 import torch
 
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job
-from plesio.launch.local.durable_server import DurableServer, remembering
+from plesio.launch.local.logged_turns import LoggedTurns
 from plesio.launch.local.server_process import Server
+from plesio.launch.local.turns import Turns
 from plesio.protocol import launcher
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, ChannelClosedError
-from plesio.transport.world import DIRECT
 
 
 def main(job: Job, descriptors: list[int]) -> None:
     """`descriptors`: engine, evaluator, journal, those of table servers, then channel, push, answer of each worker."""
     torch.set_num_threads(job.threads)
-    log = RecoveryLog() if job.config.is_durable else None
-    world = remembering(log) if log is not None else DIRECT
-    rest = iter(descriptors)
+    survives, asked = job.config.is_durable, job.config.durability == "process"
+    turns = LoggedTurns(descriptors[0], asked) if survives else Turns()
+    rest, world = iter(descriptors), turns.world
     engine: Channel[launcher.ToServer] = world.attach(next(rest), launcher.ToServer, "the engine")
     evaluator: Channel[Asked] | None = None
     if job.evaluate is not None:
         evaluator = world.attach(next(rest), Asked, "the evaluator")
-    writer = JournalWriter.begun(next(rest), job.keeping.journal) if job.keeping.journal else None
+    writer: JournalWriter | None = None
+    if job.keeping.journal:
+        writer = JournalWriter.begun(next(rest), job.keeping.journal, world.once)
     tables: list[Channel[FromTableServer]] = [
         world.attach(next(rest), FromTableServer, f"table server {server}") for server in range(job.table_servers)
     ]
@@ -37,9 +38,5 @@ def main(job: Job, descriptors: list[int]) -> None:
     if job.listening is None:
         for worker in range(job.config.workers):
             lines[worker] = Line.open(worker, job.incarnation, rest, world)
-    if log is not None:
-        server: Server = DurableServer(job, engine, evaluator, lines, writer, tables, world, log)
-    else:
-        server = Server(job, engine, evaluator, lines, writer, tables)
     with suppress(ChannelClosedError):  # the engine is gone, and with it whoever wanted the result
-        server.run()
+        Server(job, engine, evaluator, lines, writer, tables, turns).run()

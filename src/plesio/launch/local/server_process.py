@@ -7,6 +7,7 @@ channel, the evaluator and the engine; whatever peer dies is noticed as the end 
 from __future__ import annotations
 
 import gc
+import select
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,12 +21,12 @@ from plesio.core.events import Cancel, Evict, Grant, Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, DeadlineError, PlesioError
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.job import Job, pace_of
 from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
 from plesio.launch.local.meeting import Meeting
 from plesio.launch.local.table_links import TableLinks
+from plesio.launch.local.turns import OVER, TICK, Turns
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import ENGINE, Machine
 from plesio.observe.meter import Meter
@@ -46,16 +47,16 @@ from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 from plesio.transport.doorbell import Located, Lookout, write_answer
-from plesio.transport.world import DIRECT, World
 
 TICK_S = 0.1
 MESSAGE_S = 10.0
 
 
 class Server(Replies):
-    """One run's server process. It answers the workers for its program: over their pipes, and on their channels."""
+    """One run's server process. It answers the workers for its program: over their pipes, and on their channels. `turns`: what
+    there is around those of its loop."""
 
-    _machine: Machine  # once there is a model
+    machine: Machine  # once there is a model
 
     def __init__(
         self,
@@ -65,14 +66,15 @@ class Server(Replies):
         lines: list[Line | None],
         writer: JournalWriter | None = None,
         table_servers: Sequence[Channel[FromTableServer]] = (),
-        world: World = DIRECT,
-        log: RecoveryLog | None = None,
+        turns: Turns | None = None,
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
-        self._world = world
+        self._turns = turns or Turns()
+        self._world, log = self._turns.world, self._turns.log
+        self._sent = self._world.sent
         self._begins_anew = strategy.every.among_ranks  # a worker that lost one of its processes
-        self._engine = engine
+        self.engine = engine
         self._lines = lines
         self._listening = job.listening
         self._meter = Meter(config.workers, seats=config.seats)
@@ -81,7 +83,7 @@ class Server(Replies):
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         workers, seats = config.workers, config.seats
         checkpointer = Checkpointer(
-            job.keeping, strategy, workers, seats, job.comes_and_goes, config.together, world.once
+            job.keeping, strategy, workers, seats, job.comes_and_goes, config.together, self._world.once
         )
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
@@ -100,7 +102,7 @@ class Server(Replies):
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
-        self._program = program = Program(
+        self.program = program = Program(
             strategy,
             Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=config.lone), config.timeout_s),
             self,
@@ -111,7 +113,7 @@ class Server(Replies):
             raise_on_nonfinite=config.on_nonfinite == "raise",
             by_round=job.by_round,
         )
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, self._world.now_s, log)
         due = Due(config.evaluations)
         self._snapshots = Snapshots(
             evaluator,
@@ -128,9 +130,28 @@ class Server(Replies):
             protocol.AskAhead: lambda worker, _, asked, now_s: self._give(self._line(worker), asked.request),
             protocol.Farewell: self._farewell,
         }
+        self._has_ended = False
         self._next_tick_s = self._emptied_s = 0.0
         self._wake_s = inf
         self._started_s = self.now_s()
+
+    # Who goes on from it
+
+    @property
+    def poller(self) -> select.poll:
+        return self._handlers.poller
+
+    @property
+    def time_s(self) -> float:
+        """Since training began."""
+        return self.now_s() - self._meter.zero_s
+
+    @property
+    def why_not_durable(self) -> str:
+        """Why nobody could go on from what this process leaves; empty if somebody could."""
+        if self._meeting.has_begun:
+            return "the workers have met for collectives of torch.distributed, by a store in its own memory"
+        return self.machine.why_not_durable
 
     # Answers; none is asked for again: pipes lose nothing
 
@@ -140,18 +161,10 @@ class Server(Replies):
     def granted(self, effect: Grant | Cancel, answer: Located) -> float:
         line = self._line(effect.worker)
         line.answers += 1
-        sent_s = self._sent(line, answer.stopping() if line.leaving else answer)
+        sent_s = self._sent(_write, line, answer.stopping() if line.leaving else answer)
         if not sent_s:
             self._unresponsive.append(line)
         return sent_s or self.now_s()
-
-    def _sent(self, line: Line, answer: Located) -> float:
-        """Answer a worker; when that was done, or 0 if there is no room for it."""
-        try:
-            write_answer(line.answer, *answer, line.answers)
-        except BlockingIOError:
-            return 0.0
-        return time.monotonic()
 
     def called_off(self, cancel: Cancel, answer: Located) -> float:
         return self.granted(cancel, answer)  # unasked
@@ -164,11 +177,11 @@ class Server(Replies):
 
     def round_ended(self, made: RoundMade) -> None:
         """The engine looks at it, and lets the next round begin."""
-        self._program.is_finite()
-        machine, blocks = self._machine, self._machine.blocks
+        self.program.is_finite()
+        machine, blocks = self.machine, self.machine.blocks
         structure = blocks.structure if machine.rows is None else b""  # the engine has no rows of tables
         made = replace(made, lies=machine.view(ENGINE), model=blocks.model, structure=structure)
-        self._engine.send(made, (blocks.ring_descriptor,))
+        self.engine.send(made, (blocks.ring_descriptor,))
 
     def refused(self, worker: int, why: str) -> None:
         self._refuse(self._line(worker), ConfigurationError(why))
@@ -190,10 +203,10 @@ class Server(Replies):
         try:
             self._run()
         except DeadlineError as error:  # a table server does not answer
-            self._program.trouble(None, str(error), f"{error}; is it stopped?", "ServerLostError")
+            self.program.trouble(None, str(error), f"{error}; is it stopped?", "ServerLostError")
 
     def _run(self) -> None:
-        self._handlers.add(self._engine.fileno(), self._from_engine)
+        self._handlers.add(self.engine.fileno(), self._from_engine)
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
             self._handlers.add(descriptor, partial(self._from_evaluator, descriptor))
@@ -201,24 +214,30 @@ class Server(Replies):
             self._listen(line)
         self._tables.listen(self._handlers, self._arrivals.proceed)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
-        lookout = Lookout(self._handlers.poller)
-        while not self._over():
+        lookout, turns = Lookout(self.poller), self._turns
+        take = turns.of(self)
+        while not (self._has_ended or self._over()):
             for descriptor, _ in lookout.wait(self._patience_s()):
-                self._deal_with(descriptor)
-            self._serve_evaluator()  # what was not due yet when it asked
+                take(descriptor, time.monotonic())
             if (now_s := time.monotonic()) >= min(self._next_tick_s, self._wake_s):
-                self._tick(now_s)
-            self._rest()
-        self._finish()
+                take(TICK, now_s)
+            turns.rest(self)
+        if not self._has_ended:
+            take(OVER, time.monotonic())
 
-    def _deal_with(self, descriptor: int) -> None:
-        """Something has come there."""
-        self._handlers.call(descriptor)
-        self._hang_up()
-        self._arrivals.seat_late()
-
-    def _rest(self) -> None:
-        """All that came is dealt with."""
+    def take(self, source: int, now_s: float) -> None:
+        """Take a turn: something has come on this descriptor, time went by, or all is over."""
+        if source >= 0:
+            self._handlers.call(source)
+            self._hang_up()
+            self._arrivals.seat_late()
+        elif source == TICK:
+            self._tick(now_s)
+        else:
+            self._finish()
+            self._has_ended = True
+            return
+        self._serve_evaluator()  # what was not due yet when it asked
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
@@ -230,7 +249,7 @@ class Server(Replies):
             return False
         if self._listening is None and not self._begins_anew:  # nobody comes any more
             return True
-        if self._program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
+        if self.program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
             return True
         patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
         return self._emptied_s > 0 and time.monotonic() - self._emptied_s > patience_s
@@ -241,11 +260,12 @@ class Server(Replies):
         return line
 
     def _listen(self, line: Line) -> None:
+        self._turns.is_old = True
         self._handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
         self._handlers.add(line.channel.fileno(), partial(self._from_channel, line))
 
     def _tick(self, now_s: float) -> None:
-        program = self._program
+        program = self.program
         if now_s >= self._wake_s:
             program.receive(Ticked(), now_s)
         if now_s < self._next_tick_s:
@@ -260,7 +280,7 @@ class Server(Replies):
         program.tick(now_s)
         if program.begun:
             meter, time_s = self._meter, now_s - self._meter.zero_s
-            self._tell_engine(Progress(time_s, program.version, meter.steps, meter.samples, program.now(now_s)))
+            self.tell_engine(Progress(time_s, program.version, meter.steps, meter.samples, program.now(now_s)))
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -272,47 +292,47 @@ class Server(Replies):
         while self._unresponsive:
             line = self._unresponsive.pop()
             if not line.gone:
-                self._program.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
+                self.program.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
                 self._lost(line)
 
     # What comes
 
     def _from_engine(self) -> None:
-        message, descriptors = self._engine.receive(MESSAGE_S)
+        message, descriptors = self.engine.receive(MESSAGE_S)
         match message:
             case launcher.Opened():
                 self._opened(message, descriptors)
             case launcher.Scale(workers):
                 self._scale(workers)
             case launcher.BeginRound(clients):
-                self._machine.folder.forget(ENGINE)
-                self._program.begin_round(clients, self.now_s())
+                self.machine.folder.forget(ENGINE)
+                self.program.begin_round(clients, self.now_s())
             case launcher.Keep():
-                self._program.keep(self.now_s())
+                self.program.keep(self.now_s())
             case launcher.Measure(window_s):
-                self._tell_engine(self._program.lately(self.now_s(), window_s))
+                self.tell_engine(self.program.lately(self.now_s(), window_s))
             case launcher.Switch(phase, why):
-                self._program.switch(phase, self.now_s(), why)
+                self.program.switch(phase, self.now_s(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
                 if self._opening.blocks is not None:
                     self._opening.blocks.board.stopped = 1
-                self._program.stop(self.now_s())
+                self.program.stop(self.now_s())
 
     def _scale(self, workers: int) -> None:
         """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""
         for line in self._opening.live():
             line.leaving = line.leaving or line.worker >= workers
-        self._program.scale(workers, self.now_s())
+        self.program.scale(workers, self.now_s())
 
     def _opened(self, message: launcher.Opened, descriptors: list[int]) -> None:
         """Somebody has taken a seat, perhaps that of one who died."""
         older = self._lines[message.worker]
         if older is not None:
             self._lost(older)
-            self._program.returned(message.worker)
-        self._program.meter.workers[message.worker].away = message.away
+            self.program.returned(message.worker)
+        self.program.meter.workers[message.worker].away = message.away
         line = Line.open(message.worker, message.incarnation, iter(descriptors), self._world)
         self._lines[message.worker] = line
         self._listen(line)
@@ -322,10 +342,8 @@ class Server(Replies):
             self._handlers.remove(descriptor)
 
     def _serve_evaluator(self) -> None:
-        if (
-            self._program.begun and not self._program.stopping and self._snapshots.wanted()
-        ):  # the last one comes unasked
-            self._program.when_whole(partial(self._snapshots.send, self._machine, final=False))
+        if self.program.begun and not self.program.stopping and self._snapshots.wanted():  # the last one comes unasked
+            self.program.when_whole(partial(self._snapshots.send, self.machine, final=False))
 
     def _from_channel(self, line: Line) -> None:
         try:
@@ -342,11 +360,12 @@ class Server(Replies):
                     self._from_doorbell(line)
                 self._give(line, message)
             case protocol.StateWanted():
-                carried, block = self._machine.state_for(line.worker)
-                line.say(protocol.StateGiven(carried, self._program.version), (block.fd,))
+                carried, block = self.machine.state_for(line.worker)
+                line.say(protocol.StateGiven(carried, self.program.version), (block.fd,))
                 block.close()
             case protocol.GroupWanted():
-                line.say(self._meeting.group(line.worker in self._program.sequencer.waited_for, self._program.stopping))
+                self._turns.is_old = True
+                line.say(self._meeting.group(line.worker in self.program.sequencer.waited_for, self.program.stopping))
             case protocol.Hello() | protocol.Ready():
                 try:
                     self._arrivals.prepares(line, message, descriptors)
@@ -358,13 +377,13 @@ class Server(Replies):
             return
         if isinstance(request, protocol.RowsRequest):
             try:
-                self._program.wants_rows(line.worker, line.incarnation, request, self.now_s())
+                self.program.wants_rows(line.worker, line.incarnation, request, self.now_s())
             except ConfigurationError as error:  # its worker has looked, too
                 self._cut_off(line, error)
         elif line.leaving:
             line.say(protocol.LeaseReply(stop=True))
         else:
-            self._program.lease(line.worker, line.incarnation, request, self.now_s())
+            self.program.lease(line.worker, line.incarnation, request, self.now_s())
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -382,12 +401,12 @@ class Server(Replies):
             self._lost(line)
 
     def _cut_off(self, line: Line, error: PlesioError) -> None:
-        self._program.trouble(line.worker, f"{error}: hung up on")
+        self.program.trouble(line.worker, f"{error}: hung up on")
         self._lost(line)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
         self._line(worker).finished = True
-        self._program.meter.workers[worker].samples += farewell.samples
+        self.program.meter.workers[worker].samples += farewell.samples
 
     def _lost(self, line: Line, how: str = "died") -> None:
         """A worker's pipe is closed, or is to be."""
@@ -396,43 +415,44 @@ class Server(Replies):
         self._close(line)
         self._emptied_s = now_s = self.now_s()
         died = not line.finished
-        self._program.over(line.worker, died, how, told=line.leaving)
+        self.program.over(line.worker, died, how, told=line.leaving)
         if self._peers is not None:
             self._peers.gone(line.worker, died, now_s)
-        elif self._program.begun:
-            self._program.left(line.worker, line.incarnation, died, now_s)
+        elif self.program.begun:
+            self.program.left(line.worker, line.incarnation, died, now_s)
         else:
             self._arrivals.proceed()
 
     def _close(self, line: Line) -> None:
+        self._turns.is_old = True
         self._handlers.remove(line.messages.descriptor)
         self._handlers.remove(line.channel.fileno())
         line.close()
 
     def _begun(self, machine: Machine, now_s: float) -> None:
-        self._machine, blocks = machine, machine.blocks
+        self.machine, blocks = machine, machine.blocks
         self._meter.begin(now_s)
-        self._tell_engine(Begun())
+        self.tell_engine(Begun())
         if not blocks.folds:
             lines = [line for line in self._lines if line is not None]
-            self._peers = Peers(self._program, lines, blocks.board, now_s)
+            self._peers = Peers(self.program, lines, blocks.board, now_s)
             self._hear |= self._peers.hear
         self._snapshots.begin(machine)
 
     # Ending
 
     def _finish(self) -> None:
-        program = self._program
+        program = self.program
         program.end(self.now_s())
         if not program.begun:
-            self._engine.send(program.figures(self.now_s()))
+            self.engine.send(program.figures(self.now_s()))
             return
-        machine = self._machine
+        machine = self.machine
         self._snapshots.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
         program.close(self.now_s())
         figures = program.figures(self.now_s(), lies, machine.blocks.model)
-        self._engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
+        self.engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
         self._snapshots.see_out(self._timeout_s)
 
     def _tell(self, message: Trouble | Writing | StopRequest) -> None:
@@ -440,12 +460,21 @@ class Server(Replies):
         if isinstance(message, Trouble):
             what, worker = message.incident.what, message.incident.worker
             self._recorder.keep(JournalWriter.note, what, self.now_s(), worker)
-        self._tell_engine(message)
+        self.tell_engine(message)
 
     def _journal_ends(self, error: JournalError) -> None:
-        self._program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
+        self.program.trouble(None, f"{error}; the journal ends here, and later versions cannot be replayed")
 
-    def _tell_engine(self, message: Begun | Progress | Lately | Trouble | Writing | StopRequest) -> None:
+    def tell_engine(self, message: Begun | Progress | Lately | Trouble | Writing | StopRequest) -> None:
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
-        if self._engine.has_room or not isinstance(message, Progress | Lately):
-            self._engine.send_in_time(message)
+        if self.engine.has_room or not isinstance(message, Progress | Lately):
+            self.engine.send_in_time(message)
+
+
+def _write(line: Line, answer: Located) -> float:
+    """Answer a worker; when that was done, or 0 if there is no room for it."""
+    try:
+        write_answer(line.answer, *answer, line.answers)
+    except BlockingIOError:
+        return 0.0
+    return time.monotonic()

@@ -39,6 +39,7 @@ from plesio.protocol.journal.records import (
 )
 
 FLUSH_S = 0.1
+Once = Callable[[Callable[[], tuple[int, str]]], Sequence[Any]]
 
 
 class JournalWriter:
@@ -49,7 +50,6 @@ class JournalWriter:
         head: what the run is.
 
     Attributes:
-        once: does what depends on more than this process knows, and gives the result.
         position: the bytes so far, those not flushed included: where the next record will begin.
 
     Raises:
@@ -85,10 +85,12 @@ class JournalWriter:
         return writer
 
     @classmethod
-    def begun(cls, descriptor: int, path: str = "") -> JournalWriter:
-        """Go on with the journal that another process of this host began at `path` and detached."""
+    def begun(cls, descriptor: int, path: str = "", once: Once = operator.call) -> JournalWriter:
+        """Go on with the journal that another process of this host began at `path` and detached. `once`: does what depends on
+        more than this process knows, and gives the result."""
         writer = cls.__new__(cls)
         writer._open(descriptor, 0, os.fstat(descriptor).st_size)
+        writer._once = once
         writer._name = path or writer._name
         return writer
 
@@ -102,7 +104,7 @@ class JournalWriter:
     def _open(self, file: int | str | Path, flags: int, position: int) -> None:
         self.position = position
         self._name = f"descriptor {file}" if isinstance(file, int) else str(file)
-        self.once: Callable[[Callable[[], tuple[int, str]]], Sequence[Any]] = operator.call
+        self._once: Once = operator.call
         self._unwritten = bytearray()
         self._flush_due_s = 0.0
         try:
@@ -147,7 +149,7 @@ class JournalWriter:
         """Hand all so far to the system; `durable`: and wait until the disk has it, before a checkpoint relies on it."""
         if not self._unwritten and not durable:
             return
-        written, why_not = self.once(partial(self._written, durable))
+        written, why_not = self._once(partial(self._written, durable))
         del self._unwritten[:written]
         if why_not:
             raise JournalError(f"the journal {self._name} cannot be written: {why_not}; make room for it")
