@@ -22,8 +22,8 @@ $(USED): pyproject.toml constraints.txt
 	$(PIP) -e '.[examples]'
 	touch $(USED)
 
-$(STAMP): $(USED)
-	$(PIP) -e '.[dev]'
+$(STAMP): $(USED) packages/plesio-sparse/pyproject.toml
+	$(PIP) 'plesio[dev]' -e packages/plesio-sparse
 	touch $(STAMP)
 
 demo: $(USED)
@@ -34,8 +34,8 @@ ROOM ?=
 test: $(if $(ROOM),,lint types rooms) unit
 
 lint: setup
-	$(BIN)/ruff check *.py docs/*.py src tests benchmarks examples
-	$(BIN)/ruff format --check *.py docs/*.py src tests benchmarks examples
+	$(BIN)/ruff check *.py docs/*.py src packages tests benchmarks examples
+	$(BIN)/ruff format --check *.py docs/*.py src packages tests benchmarks examples
 
 types: setup
 	$(BIN)/mypy
@@ -81,18 +81,24 @@ torture: setup
 bench: setup
 	for name in start exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose going_on winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
-# A wheel and a source distribution; then each is installed from its file alone into a fresh environment, and run there, with each
-# of PYTHONS. Every extra resolves.
+# A wheel and a source distribution each of plesio and plesio-sparse. Then they are installed from their files alone into a fresh
+# environment: plesio, which must do without the other, then plesio-sparse beside it. Both run there, with each of PYTHONS. Every
+# extra resolves.
 PYTHONS ?= $(PYTHON)
+QUIETLY := --quiet --disable-pip-version-check
+FRESH := dist/fresh/bin/python
 dist: setup
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run -c constraints.txt '.[dev,ray]'
-	for python in $(PYTHONS); do for file in dist/*.whl dist/*.tar.gz; do \
+	cd packages/plesio-sparse && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist
+	$(BIN)/python -m pip install $(QUIETLY) --dry-run -c constraints.txt '.[dev,ray]'
+	for python in $(PYTHONS); do for end in py3-none-any.whl .tar.gz; do \
 		rm -rf dist/fresh dist/needs && $$python -m venv dist/fresh && \
-		dist/fresh/bin/python -m pip download --quiet --disable-pip-version-check -c constraints.txt -d dist/needs $$file hatchling && \
-		dist/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-index --find-links dist/needs $$file && \
-		(cd dist/fresh && bin/plesio --version && bin/plesio strategies >/dev/null && bin/python -I ../../tests/support/fresh.py) || exit 1; \
+		$(FRESH) -m pip download $(QUIETLY) -c constraints.txt -d dist/needs dist/plesio*$$end hatchling && \
+		$(FRESH) -m pip install $(QUIETLY) --no-index --find-links dist/needs dist/plesio-*$$end && \
+		(cd dist/fresh && bin/plesio --version && bin/plesio strategies >/dev/null && bin/python -I ../../tests/support/fresh.py) && \
+		$(FRESH) -m pip install $(QUIETLY) --no-index --find-links dist/needs dist/plesio_sparse-*$$end && \
+		(cd dist/fresh && bin/python -I ../../packages/plesio-sparse/tests/fresh.py) || exit 1; \
 	done; done
 	rm -rf dist/fresh dist/needs
 

@@ -32,7 +32,7 @@ def remedies() -> dict[str, str]:
 def messages() -> dict[str, list[Message]]:
     """Each class's messages in alphabetical order."""
     found: dict[str, set[Message]] = defaultdict(set)
-    for path in SOURCE.rglob("*.py"):
+    for path in (*SOURCE.rglob("*.py"), *(SOURCE / "sparse").rglob("*.py")):  # that is a link
         for name, text in _raised(ast.parse(path.read_text(encoding="utf-8"))):
             found[name].add(_parted(text))
     return {name: sorted(found[name]) for name in remedies() if name in found}

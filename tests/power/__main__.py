@@ -77,9 +77,9 @@ def copy_tree(to: Path, with_kernels: bool) -> None:
     if with_kernels:
         names += [str(one.relative_to(ROOT)) for one in (ROOT / "src").rglob("__pycache__/*.nb[ic]")]
     for name in names:
-        if name and (ROOT / name).is_file():
+        if name and (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)  # with its time: Numba goes by that
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)  # with its time: Numba goes by that
 
 
 def run(tree: Path, arguments: list[str], limit_s: float) -> Verdict:

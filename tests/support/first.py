@@ -15,7 +15,7 @@ COMMITS = 1000
 
 def changes() -> Counter[Path]:
     """How many of the last commits changed each test file; none are known where git does not know this folder."""
-    command = ["git", "log", f"-{COMMITS}", "--format=", "--name-only", "--relative", "--", "tests"]
+    command = ["git", "log", f"-{COMMITS}", "--format=", "--name-only", "--relative", "--", "tests", "packages"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except FileNotFoundError:

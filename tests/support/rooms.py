@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE, TESTS, CONTRIBUTING = ROOT / "src" / "plesio", ROOT / "tests", ROOT / "CONTRIBUTING.md"
+SOURCE, CONTRIBUTING = ROOT / "src" / "plesio", ROOT / "CONTRIBUTING.md"
+TESTS = (ROOT / "tests", ROOT / "packages" / "plesio-sparse" / "tests")
 BEGIN, END = "<!-- rooms: begin -->\n", "<!-- rooms: end -->\n"
 
 
@@ -27,7 +28,7 @@ def rooms() -> dict[str, Path]:
 def files_of() -> dict[str, list[Path]]:
     """The test files of each room."""
     files: dict[str, list[Path]] = {room: [] for room in rooms()}
-    for path in sorted(TESTS.rglob("test_*.py")):
+    for path in sorted(one for folder in TESTS for one in folder.rglob("test_*.py")):
         for room in files.keys() & set(_named(ast.parse(path.read_text(encoding="utf-8")))):
             files[room].append(path)
     return files

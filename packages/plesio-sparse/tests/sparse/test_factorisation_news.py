@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plesio.errors import ConfigurationError
 from plesio.sparse import MatrixFactorization
 from plesio.sparse.factorisation.ratings import moments
-from support.factorisation import bits, liked, model, ratings
+from sparse.ratings import bits, liked, model, ratings
 
 FLOAT = np.float32
 

@@ -2,14 +2,10 @@
 
 import gzip
 import io
-import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import _hogwild_data as data
 import _hogwild_factorisation as factorisation

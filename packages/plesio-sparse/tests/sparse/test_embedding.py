@@ -23,7 +23,7 @@ from plesio.errors import ConfigurationError, SharedMemoryError
 from plesio.sparse.embedding import SharedEmbedding
 from support.long_forms import but_slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "recommender.py"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "recommender.py"
 
 
 def test_sgd_matches_torch() -> None:

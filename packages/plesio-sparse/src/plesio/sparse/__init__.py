@@ -1,7 +1,7 @@
 """Hogwild! for sparse models: linear models, matrix factorisation, word2vec, and your own kernel, at memory's speed.
 
 Where an example touches few parameters, threads may update one shared model without locks and hardly ever meet
-(Niu, Recht, Ré and Wright, 2011). The kernels are compiled by Numba: `pip install -e '.[hogwild]'` in a clone.
+(Niu, Recht, Ré and Wright, 2011). The kernels are compiled by Numba. The distribution is plesio-sparse.
 
 The same scheme for a dense PyTorch model is a recipe: `ps.run(train, ps.hogwild())`.
 """
@@ -43,19 +43,10 @@ __all__ = [  # spelled out for type checkers
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, and say what is missing when Numba is not installed."""
+    """Import a public name when it is first used."""
     if name not in _WHERE:
         raise AttributeError(f"module 'plesio.sparse' has no attribute {name!r}")
-    try:
-        home = importlib.import_module(_WHERE[name])
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("numba", "llvmlite", "scipy", "sklearn"):
-            how = "pip install -e '.[hogwild]' in plesio's folder"
-            message = f"plesio.sparse.{name} needs {missing}, which is not installed: {how}"
-            raise ModuleNotFoundError(message, name=missing) from error
-        raise
-    value = globals()[name] = getattr(home, name)
+    value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
     return value
 
 

@@ -14,7 +14,7 @@ from plesio.sparse.linear.losses import LOG
 from plesio.sparse.linear.plans import Learner, Penalty, make_plan
 from plesio.sparse.linear.renumbering import bring_home, renumber
 from plesio.sparse.rates import rate
-from support.linear import problem, sparse_classes
+from sparse.problems import problem, sparse_classes
 
 
 def test_coefficients_return_to_the_original_feature_order(monkeypatch):

@@ -12,7 +12,7 @@ from plesio.errors import CheckpointError
 from plesio.sparse import Kernel, SkipGram, saving
 from plesio.sparse.epochs import Epoch
 from plesio.sparse.factorisation import training
-from support.factorisation import bits, model, ratings
+from sparse.ratings import bits, model, ratings
 
 
 def stop_at(number: int) -> list[Any]:

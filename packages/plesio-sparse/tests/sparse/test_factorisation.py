@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from plesio.errors import ConfigurationError
 from plesio.sparse import MatrixFactorization
 from plesio.sparse.factorisation.ratings import Ids, moments, standardise
-from support.factorisation import bits, liked, model, ratings
+from sparse.ratings import bits, liked, model, ratings
 
 FLOAT = np.float32
 

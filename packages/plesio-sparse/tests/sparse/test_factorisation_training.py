@@ -17,7 +17,7 @@ from plesio.sparse.factorisation.dealing import Triples
 from plesio.sparse.factorisation.kernels import ATTEMPTS, Rivals
 from plesio.sparse.factorisation.layout import Layout, blocks, strips
 from plesio.sparse.factorisation.side import SPREAD, Side
-from support.factorisation import bits, liked, model, ratings
+from sparse.ratings import bits, liked, model, ratings
 
 FLOAT = np.float32
 

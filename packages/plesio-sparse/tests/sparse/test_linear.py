@@ -25,7 +25,7 @@ from plesio.sparse.linear.losses import CLASSIFICATION, LOG, slope_and_loss
 from plesio.sparse.linear.plans import Learner, Penalty, make_plan
 from plesio.sparse.rates import rate
 from plesio.sparse.stored_rows import open_rows, save_rows
-from support.linear import problem, sparse_classes
+from sparse.problems import problem, sparse_classes
 
 UNLIKE = "sample_weight is not equivalent to removing or repeating samples, as for scikit-learn's SGDClassifier"
 EXPECTED = {f"check_sample_weight_equivalence_on_{kind}_data": UNLIKE for kind in ("dense", "sparse")}
