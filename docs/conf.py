@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured import TABLE, measured
-from messages import PLACE, in_markdown
+from messages import PLACE, RULES, in_markdown, rules_in_markdown
 
 project = "plesio"
 author = "the plesio developers"
@@ -59,7 +59,7 @@ def _of_others(app, what, name, object_, skip, options):
 
 def _with_tables(app, page, text):
     if page == "errors":
-        text[0] = text[0].replace(PLACE, in_markdown())
+        text[0] = text[0].replace(PLACE, in_markdown()).replace(RULES, rules_in_markdown())
     if page == "gpu":
         text[0] = text[0].replace(TABLE, measured())
 

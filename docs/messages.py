@@ -6,13 +6,14 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parents[1] / "src" / "plesio"
 PAGE = Path(__file__).with_name("errors.md")
 PLACE = "<!-- every message -->"
+RULES = "<!-- what cannot be together -->"
 VALUE = "…"
 CHECKED = ("StrategyError", "ConfigurationError")
 
@@ -50,6 +51,20 @@ def _raised(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 text = re.sub(rf"{VALUE}(?:\s*{VALUE})+", VALUE, " ".join(text.split()))
                 if re.search(r"\w", text):  # else another error's, passed on
                     yield node.func.id, text
+
+
+def rules() -> list[tuple[str, str, str]]:
+    """Each table of rules with what it is for, the settings of each row, and its message."""
+    found = []
+    for path in sorted(SOURCE.rglob("rules.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8")).body
+        for table, about in pairwise(tree):
+            if isinstance(table, ast.Assign) and isinstance(about, ast.Expr):
+                rows = [one.args for one in ast.walk(table) if isinstance(one, ast.Call) and len(one.args) == 3]
+                for settings, _, why in rows:
+                    text = re.sub(r"\{.*?\}", VALUE, _texts(why)[0])
+                    found.append((ast.literal_eval(about.value), ast.literal_eval(settings), text))
+    return found
 
 
 def _texts(node: ast.expr) -> list[str]:
@@ -90,6 +105,15 @@ def in_markdown() -> str:
     for name, entries in messages().items():
         lines += ["", f"### {name}", "", "| message | what to do |", "| --- | --- |"]
         lines += [f"| {_escaped(one.cause)} | {_escaped(one.remedy) or whole[name]} |" for one in entries]
+    return "\n".join(lines)
+
+
+def rules_in_markdown() -> str:
+    """A table for each of what cannot be together."""
+    lines: list[str] = []
+    for about, rows in groupby(rules(), lambda one: one[0]):
+        lines += ["", about, "", "| of | why not, and what to do |", "| --- | --- |"]
+        lines += [f"| {', '.join(f'`{one}`' for one in of.split())} | {_escaped(why)} |" for _, of, why in rows]
     return "\n".join(lines)
 
 

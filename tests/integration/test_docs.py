@@ -7,13 +7,16 @@ import re
 import subprocess
 from collections.abc import Callable
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from docs.measured import NOTHING, TABLE, measured
-from docs.messages import messages
+from docs.messages import messages, rules_in_markdown
 
 import plesio as ps
+from plesio.config import rules as of_runs
+from plesio.strategy import rules as of_strategies
 from support.programs import PYTHON
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -94,6 +97,16 @@ def test_every_public_error_has_a_cause_and_a_remedy() -> None:
     }
     listed = re.findall(r"^\| `(\w+)` \| .+ \| .+ \|$", (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert public <= {*listed}
+
+
+def test_the_page_of_errors_lists_each_rule() -> None:
+    page = re.sub(r"[\\`]", "", rules_in_markdown())
+    tables = [table for room in (of_runs, of_strategies) for table in vars(room).values() if isinstance(table, tuple)]
+    assert len(tables) > 8
+    for rule in chain(*tables):
+        assert (
+            f"| {', '.join(rule.settings.split())} | {re.sub('{.*?}', '…', rule.why)} |" in page or "Linux" in rule.why
+        )
 
 
 told = cache(messages)

@@ -298,7 +298,7 @@ def test_printing_a_run_shows_its_figures() -> None:
         ({"workers": 2, "runs": True}, r"runs=True: a folder for run folders, such as 'runs'"),
         ({"workers": 2, "strategy": "asynch"}, r"unknown strategy 'asynch'; known: .*sync_sgd.* did you mean"),
         ({"workers": 2, "strategy": ps.first_of(3)}, r"the first 3 of 2 workers will never come; allowed: 1 to 2"),
-        ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function that measures accuracy"),
+        ({"workers": 2, "until": ps.Until(accuracy=0.9)}, r"needs evaluate=, a function of the model that returns"),
         (
             {"workers": 2, "evaluate_every": ps.Rounds(5)},
             r"evaluate_every=Rounds\(rounds=5\) needs evaluate=, a function",

@@ -7,7 +7,6 @@ run.toml is `as_document`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import MISSING, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -21,8 +20,8 @@ from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import LOCAL, Engine
 from plesio.config.evaluations import Every, Rounds
 from plesio.config.faults import Fault, Kill, Pace, Slow
-from plesio.config.islands import ISLANDS_UNDER, no_islands
 from plesio.config.on_ray import Ray
+from plesio.config.rules import BY_TORCH, DURABLE, ISLANDS, SERVERLESS, TOGETHER, refuse
 from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -31,6 +30,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers.answer import WHOLE
 from plesio.strategy.answers.work import Seconds
 from plesio.strategy.recipes import DEFAULT, RECIPES, recipe
+from plesio.strategy.rules import why_not
 
 SEED_MAX = 2**63 - 1
 SERVERS_MAX = 64
@@ -179,29 +179,10 @@ class RunConfig:
         for name, one in SETTINGS.items():
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
-        if self.evaluate_every is not None and self.evaluate_every_s is not None:
-            raise ConfigurationError(
-                f"evaluate_every and evaluate_every_s={self.evaluate_every_s:g} both say how often a run is evaluated: give one"
-            )
-        if self.strategy.chooses is not None and self.data == "shards":
-            raise ConfigurationError(
-                f"data={self.data!r}: {self.strategy.name} compares strategies by how they share the work out; take data='leases'"
-            )
-        if self.data == "new" and self.resume is None:
-            raise ConfigurationError(
-                "data='new' is for a run that goes on from another one: give resume=, the folder of that, or leave it out"
-            )
-        if self.data == "new" and self.strategy.every.by_client:
-            raise ConfigurationError(
-                f"data='new': under {self.strategy.name} data is the clients', who may bring other data at any time; leave it out"
-            )
+        refuse(TOGETHER, self)
         self._check_faults()
         self._check_refused()
         self._check_ranks()
-        if self.checkpoint is not None and self.checkpoint.folder is None and self.runs is None:
-            raise ConfigurationError(
-                "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"
-            )
         if not self.strategy.via.by_collective:  # else it is seen where the run starts
             self.check_server()
 
@@ -261,8 +242,9 @@ class RunConfig:
             raise ConfigurationError(
                 f"{self.seats} workers of ranks={self.ranks} are {processes} processes: at most {most}"
             )
-        if why := no_islands(self.strategy):
-            raise ConfigurationError(f"ranks={self.ranks}: under {self.strategy.name} {why}; {ISLANDS_UNDER}")
+        if why := why_not(ISLANDS, self.strategy):
+            such = "take sync_sgd, async_sgd, local_sgd, async_local_sgd or diloco, or leave ranks out"
+            raise ConfigurationError(f"ranks={self.ranks}: under {self.strategy.name} {why}; {such}")
 
     def _check_faults(self) -> None:
         for fault in self.faults:
@@ -273,35 +255,13 @@ class RunConfig:
 
     def as_island(self) -> RunConfig:
         """The same run with its workers as the ranks of one island, in which they all-reduce by torch."""
-        if self.place.elsewhere:
-            raise ConfigurationError(
-                f"{self.strategy.name} on Ray: its workers are one group of torch.distributed; take sync_sgd, which computes the "
-                "same, or Ray Train's own prepare_model"
-            )
-        if self.seats > self.workers or self.servers > 1:
-            what = "workers_max" if self.seats > self.workers else "servers"
-            raise ConfigurationError(
-                f"{what}={getattr(self, what)}: under {self.strategy.name} workers are one group of torch.distributed from "
-                f"beginning to end, without tables; take async_sgd or sync_sgd, or leave {what} out"
-            )
+        refuse(BY_TORCH, self)
         return replace(self, strategy=self.strategy.as_island, workers=1, workers_max=None, ranks=self.workers)
 
     @property
     def why_not_durable(self) -> str:
         """Why nobody could go on from a dead server; empty if somebody could."""
-        if self.simulated:
-            return "a simulated server does not die; leave durability out"
-        if not self.strategy.via.at_server or self.strategy.every.among_ranks:
-            return f"under {self.strategy.name} workers fold without a server; take sync_sgd or async_sgd"
-        if self.strategy.send.privacy is not None:
-            return "the noise of a fold that is done again would be drawn again; leave privacy or durability out"
-        if self.strategy.send.secure is not None:
-            return "what the sites of a round have agreed on dies with the server; leave secure or durability out"
-        if self.servers > 1:
-            return f"servers={self.servers}: what table servers are told goes on only with the server that told them; take one"
-        if sys.platform != "linux":
-            return f"it takes what only Linux has, and this is {sys.platform}"
-        return ""
+        return why_not(DURABLE, self)
 
     @property
     def is_durable(self) -> bool:
@@ -314,23 +274,8 @@ class RunConfig:
         """Raise `ConfigurationError` for settings that need a server, where workers fold without one."""
         if self.durability == "process" and (why := self.why_not_durable):
             raise ConfigurationError(f"durability='process': {why}")
-        if self.strategy.via.at_server:
-            return
-        if self.seats > self.workers:
-            raise ConfigurationError(
-                f"workers_max={self.workers_max}: under {self.strategy.name} workers fold without a server, among as many as "
-                "there were at the beginning; take async_sgd or sync_sgd, or leave workers_max out"
-            )
-        if self.servers > 1:
-            raise ConfigurationError(
-                f"servers={self.servers}: they hold the rows of tables, and under {self.strategy.name} workers fold without a "
-                "server; take sync_sgd or async_sgd, or leave servers out"
-            )
-        if self.checkpoint is not None or self.resume is not None:
-            raise ConfigurationError(
-                f"checkpoints, and going on from one, need a server, and under {self.strategy.name} workers fold without "
-                "one; take sync_sgd or async_sgd, or save worker 0's model in the training function"
-            )
+        if not self.strategy.via.at_server:
+            refuse(SERVERLESS, self)
 
     @property
     def evaluations(self) -> Every:

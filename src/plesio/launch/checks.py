@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from plesio.config import RunConfig
+from plesio.config.rules import FUNCTIONS, ROUNDS, refuse
 from plesio.errors import ConfigurationError
-from plesio.launch.rounds import why_no_rounds
 from plesio.observe.provenance import without_arguments
+from plesio.strategy.rules import why_not
 
 
 def check_functions(
@@ -38,22 +39,14 @@ def check_functions(
     if inspect.iscoroutinefunction(plain):
         raise ConfigurationError(f"train={train!r} is an async def: calling it trains nothing; give it as a plain def")
     check_takes_worker(train)
-    if config.evaluate_every is not None and evaluate is None:
-        raise ConfigurationError(
-            f"evaluate_every={config.evaluate_every!r} needs evaluate=, a function of the model that returns names and numbers; "
-            "give it, or leave evaluate_every out"
-        )
-    if config.until.metrics and evaluate is None and on_round is None:
-        raise ConfigurationError(
-            f"until={config.until!r} needs evaluate=, a function that measures {', '.join(config.until.metrics)}"
-        )
+    refuse(FUNCTIONS, config, evaluate, on_round)
 
 
 def check_rounds(config: RunConfig, on_round: Any) -> None:
     """Raise `ConfigurationError` unless `on_round`, if there is one, can be called with the rounds of this run."""
     if on_round is None:
         return
-    if why := why_no_rounds(config.strategy):
+    if why := why_not(ROUNDS, config.strategy):
         raise ConfigurationError(
             f"on_round= looks at rounds, and under {config.strategy.name} {why}; take fedavg, fedopt, fedprox, local_sgd or "
             "sync_sgd, or evaluate="

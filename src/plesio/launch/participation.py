@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from plesio.config.islands import no_islands
+from plesio.config.rules import ISLANDS
 from plesio.errors import ConfigurationError, PlesioError, StopRun, error_class
 from plesio.host.memory import SharedBlock
 from plesio.memory.blocks import arenas
@@ -36,6 +36,7 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.strategy.rules import why_not
 from plesio.tables.file import KeptRows
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
@@ -232,7 +233,7 @@ class Participation(ABC):
         group, specs = self.island.group, hello.model.specs
         if group is None and not any(map(is_split, tensors)):
             return None
-        if why := no_islands(self._strategy):
+        if why := why_not(ISLANDS, self._strategy):
             what = (
                 "this worker is several processes" if group is not None else "the model is split by torch (a DTensor)"
             )

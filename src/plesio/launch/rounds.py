@@ -26,7 +26,6 @@ from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation
 from plesio.protocol.launcher import RoundMade
 from plesio.server.judge import as_metrics
-from plesio.strategy import Strategy
 from plesio.transport.client_states import ClientStates
 from plesio.worker.clients.description import CLIENTS, Clients
 from plesio.worker.randomness.seeding import step_seed
@@ -225,15 +224,3 @@ class Rounds:
 
     def _judged(self, made: RoundMade, metrics: Metrics) -> None:
         self._outcome.judged(Evaluation(made.time_s, made.version, made.samples, metrics), "", self._live)
-
-
-def why_no_rounds(strategy: Strategy) -> str:
-    """Why nobody can look at the rounds of this strategy; empty if somebody can."""
-    reasons = {
-        "workers fold without a server": not strategy.via.at_server,
-        "workers go on without a round": not strategy.gather.in_rounds,
-        "late work is called off": strategy.release.cancel_late,
-        "each worker steps its own parameters": strategy.gives_back_mean,
-        "it has phases": bool(strategy.plan),
-    }
-    return next((why for why, holds in reasons.items() if holds), "")

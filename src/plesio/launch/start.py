@@ -17,12 +17,13 @@ from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
+from plesio.config.rules import JOINED, refuse
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted
 from plesio.launch.advising import Adviser
 from plesio.launch.checks import check_functions, check_rounds
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Listening, Live, phase_names
+from plesio.launch.job import Job, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import Door
 from plesio.launch.local.output import log_level
@@ -89,7 +90,7 @@ def start(
     check_rounds(config, on_round)
     momentum = momentum_of(config.strategy)
     if door is not None:
-        _check_door(config, door.listening)
+        refuse(JOINED, config, door.listening)
     cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
     job = Job(
         config=config,
@@ -162,25 +163,6 @@ def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
         return config.as_island()
     config.check_server()
     return config
-
-
-def _check_door(config: RunConfig, listening: Listening) -> None:
-    """Make sure that workers from elsewhere can fold in the strategy's way, and that table servers are wanted."""
-    strategy, joining = config.strategy, listening.servers_join
-    if joining and not (0 < joining <= config.servers and config.servers > 1):
-        raise ConfigurationError(
-            f"{joining} of {config.servers} servers are to join: give servers= (--servers) 2 or more, of which so many may join"
-        )
-    if strategy.via.in_shared_memory:
-        raise ConfigurationError(
-            f"under {strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
-            "async_sgd, which is the nearest to it"
-        )
-    if strategy.every.among_ranks and listening.credentials is not None and listening.credentials.folder is not None:
-        raise ConfigurationError(
-            f"under {strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
-            "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"
-        )
 
 
 def _of_clients(config: RunConfig, path: Path | None, ending: contextlib.ExitStack) -> Path:

@@ -15,6 +15,7 @@ from plesio.strategy import answers
 from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.choosing import Choosing
 from plesio.strategy.renamed import name_today
+from plesio.strategy.rules import PHASES, TOGETHER, why_not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +76,13 @@ class Strategy:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        self._check_release()
-        self._check_fold()
-        self._check_via()
+        for rule in TOGETHER:
+            if rule.when(self):
+                one, other = rule.settings.split()
+                told = f"{one}={getattr(self, one)} cannot work with {other}={getattr(self, other)}"
+                raise StrategyError(f"{self.name}: {told}: {rule.why}")
+        if self.send.control:
+            self._check_control()
         if self.plan:
             self._check_plan()
 
@@ -87,77 +92,6 @@ class Strategy:
             if not isinstance(value, get_args(kinds)):
                 known = ", ".join(kind.__name__ for kind in get_args(kinds))
                 raise StrategyError(f"{self.name}: {field}={value!r} is no answer to that question; known: {known}")
-
-    def _refuse(self, one: str, other: str, why: str) -> None:
-        raise StrategyError(
-            f"{self.name}: {one}={getattr(self, one)} cannot work with {other}={getattr(self, other)}: {why}"
-        )
-
-    def _check_release(self) -> None:
-        by_round = self.gather.in_rounds
-        if by_round and not self.release.after_fold:
-            self._refuse("release", "gather", "a round holds its workers until the fold; use release=AfterFold()")
-        if self.release.after_fold and isinstance(self.gather, answers.Each):
-            self._refuse("release", "gather", "each contribution is folded as it comes; use release=Freely()")
-        if self.release.cancel_late and not by_round:
-            self._refuse("release", "gather", "only a round leaves late work behind; use gather=Round(first=m)")
-        if by_round and self.admit == answers.Everything():
-            self._refuse("gather", "admit", "a late contribution belongs to no later round; use admit=Fresh(within=0)")
-
-    def _check_fold(self) -> None:
-        if not isinstance(self.outer, MOVED_BY[type(self.send)]):
-            why = "gradients go to UserOptimizer() or InWorker(), parameters to Average(), deltas to Outer()"
-            self._refuse("send", "outer", why)
-        if self.outer.in_worker and self.gather != answers.Round():
-            self._refuse("outer", "gather", "replicas stay the same by the mean of all; use gather=Round()")
-        if self.outer.averages and not (self.outer.by_rate or self.gather.in_rounds or self.every.by_client):
-            self._refuse(
-                "send", "gather", "a mean of parameters needs all of them; use gather=Round(), or Average(rate)"
-            )
-        if self.every.by_client and self.release.cancel_late:
-            self._refuse("every", "release", "a client that is late keeps its work; use cancel_late=False")
-        if not self.send.stepped and self.every != answers.Steps(1):
-            self._refuse(
-                "every", "send", "a gradient is sent at every step; use every=Steps(1), or send=Parameters() or Delta()"
-            )
-        if self.send.stepped and self.correct != answers.Plain():
-            self._refuse("correct", "send", "corrections are of gradients; use correct=Plain()")
-        if self.server_noise is not None:
-            self._check_privacy(self.server_noise)
-        if self.send.control:
-            self._check_control()
-        if self.combine.robust:
-            self._check_robust()
-        if self.send.secure is not None:
-            self._check_secure()
-        if self.send.fragments > 1 and self.every.by_client:
-            self._refuse("send", "every", "a client's turn begins from a whole version; use fragments=1")
-        if self.send.fragments > 1 and self.release.cancel_late:
-            self._refuse("send", "release", "who is called off takes the parameters whole; use cancel_late=False")
-        if self.adopt.codec is not None and not self.send.differs:
-            self._refuse(
-                "adopt", "send", "what a worker is shown is packed for those who send deltas; use send=Delta()"
-            )
-        if self.adopt.codec is not None and self.release.cancel_late:
-            self._refuse("adopt", "release", "who is called off takes the parameters whole; use cancel_late=False")
-        if self.adopt.late and self.send.stepped != isinstance(self.adopt, answers.Rebase):
-            self._refuse("adopt", "send", "adopt=Rebase() is for send=Parameters() or Delta(), ahead=1 for gradients")
-        if self.adopt.late and self.outer.in_worker:
-            self._refuse("adopt", "outer", "the worker's own step waits for the mean gradient; use ahead=0")
-        if self.adopt.late and self.release.cancel_late:
-            self._refuse(
-                "adopt", "release", "what is done while an answer travels belongs to no round; use cancel_late=False"
-            )
-        if self.adopt.blends and not isinstance(self.send, answers.Parameters):
-            self._refuse("adopt", "send", "who blends sends what it is left with; use send=Parameters()")
-        by_worker = isinstance(self.correct, answers.WorkerMomentum)
-        if by_worker and self.gather.in_rounds:
-            self._refuse("correct", "gather", "nobody is stale in a round; use gather=Each() or Buffer(k)")
-        if not by_worker and self.correct != answers.Plain() and not isinstance(self.gather, answers.Each):
-            why = "this correction is for one contribution at a time; use gather=Each(), or correct='dana'"
-            self._refuse("correct", "gather", why)
-        if self.adopt.looks_ahead != by_worker:
-            self._refuse("adopt", "correct", "look-ahead is over the workers' momenta; use both or neither")
 
     def _check_control(self) -> None:
         """Control variates move as the model does: by the sum of what a whole round's clients say."""
@@ -170,84 +104,6 @@ class Strategy:
                 "scaffold(), without buffers, codec, privacy or a leash"
             )
 
-    def _check_privacy(self, privacy: answers.Privacy) -> None:
-        """The bound is on one client's part of a release."""
-        if privacy.per_round is None:
-            why = "Privacy without per_round is for sites, which take part in each round; give per_round, or secure="
-            self._refuse("send", "every", why)
-        if not self.every.by_client:
-            self._refuse("send", "every", "privacy is for clients; use every=Clients(), as fedavg(privacy=...) does")
-        if self.gather != answers.Round():
-            self._refuse(
-                "send",
-                "gather",
-                "one client could be in a release twice, or be all of it; use fedavg, fedopt or fedprox",
-            )
-        if self.weigh != answers.Equal():
-            self._refuse("send", "weigh", "by samples one client could weigh more than the bound; use weigh=Equal()")
-        if self.send.codec is not None or self.adopt.codec is not None:
-            self._refuse("send", "adopt", "what a codec leaves out would come on top of the bound; leave the codec out")
-
-    def _check_robust(self) -> None:
-        """Contributions are compared with each other."""
-        if not self.gather.in_rounds:
-            self._refuse("combine", "gather", "what is added up as it comes cannot be compared; use gather=Round()")
-        if not self.via.at_server:
-            self._refuse("combine", "via", "a server compares contributions; use via=Server()")
-        if self.weigh != answers.Equal():
-            self._refuse("combine", "weigh", "members count alike, whatever weight they say; use weigh=Equal()")
-        if self.send.codec is not None or self.send.privacy is not None or self.send.secure is not None:
-            self._refuse("combine", "send", "it compares plain numbers; leave codec, privacy and secure sums out")
-
-    def _check_secure(self) -> None:
-        """Nothing but the sum over the sites of a round is to be had."""
-        privacy, gather, codec = self.send.privacy, self.gather, self.send.codec or self.adopt.codec
-        whole = isinstance(gather, answers.Round) and gather.first is None and gather.deadline_s is None
-        reasons = {
-            "secure sums are over sites; use every=Clients(), as fedavg(secure=...) does": (
-                "every",
-                self.every.by_client,
-            ),
-            "what is folded could be a single site's; use fedavg, fedopt or fedprox, without first": ("gather", whole),
-            "per_round is of clients, and sites are in each round; leave it out": (
-                "every",
-                privacy is None or privacy.per_round is None,
-            ),
-            f"sites weigh before they add up; use weigh={'BySamples' if privacy is None else 'Equal'}()": (
-                "weigh",
-                self.weigh == (answers.BySamples() if privacy is None else answers.Equal()),
-            ),
-            "masks cancel in sums of whole numbers, which no codec keeps; leave the codec out": (
-                "adopt",
-                codec is None,
-            ),
-            "sites agree on masks for a whole round; leave overlap out": ("adopt", not self.adopt.late),
-            "sites agree on masks for the whole model; use fragments=1": ("every", self.send.fragments == 1),
-        }
-        for why, (other, holds) in reasons.items():
-            if not holds:
-                self._refuse("send", other, why)
-
-    def _check_via(self) -> None:
-        if self.via.at_server:
-            return
-        if self.via.in_shared_memory and not isinstance(self.gather, answers.Each):
-            self._refuse("via", "gather", "without a server nobody gathers; use gather=Each()")
-        if self.via.in_shared_memory and self.release != answers.Freely():
-            self._refuse("via", "release", "without a server nobody holds a worker; use release=Freely()")
-        if self.adopt.late:
-            self._refuse("via", "adopt", "without a server no answer travels; leave ahead out")
-        if self.via.in_shared_memory and self.admit != answers.Everything():
-            self._refuse("via", "admit", "without a server nobody turns a contribution down; use admit=Everything()")
-        if self.via.by_collective and self.gather != answers.Round():
-            self._refuse("via", "gather", "a collective takes everybody; use gather=Round()")
-        if self.correct != answers.Plain():
-            self._refuse("via", "correct", "corrections are made by a server; use via=Server()")
-        if self.weigh != answers.Equal():
-            self._refuse("via", "weigh", "contributions are weighed by a server; use via=Server(), or weigh=Equal()")
-        if self.send.stepped:
-            self._refuse("via", "send", "what local steps made is folded by a server; use via=Server()")
-
     def _check_plan(self) -> None:
         first, *later = [begins for begins, _ in self.plan]
         declared = [begins for begins in later if begins is not None]
@@ -258,7 +114,7 @@ class Strategy:
                 "before, or none for a phase that begins when it is asked for"
             )
         for phase in self.phases:
-            if why := _no_phase(phase):
+            if why := why_not(PHASES, phase):
                 raise StrategyError(f"{self.name}: {phase.name} cannot be a phase: {why}")
         if len({phase.send.fragments for phase in self.phases}) > 1:
             raise StrategyError(f"{self.name}: a model is cut into fragments once; give all phases the same fragments")
@@ -384,12 +240,6 @@ class Strategy:
         return {field: str(getattr(self, field)) for field in ANSWERS}
 
 
-MOVED_BY: dict[type, tuple[type, ...]] = {
-    answers.Gradient: (answers.UserOptimizer, answers.InWorker),
-    answers.Parameters: (answers.Average,),
-    answers.Delta: (answers.Outer,),
-}
-"""What moves the parameters by what was sent."""
 LATER = {
     "control", "rows", "combine", "grace_s", "deadline_s", "least", "proximal", "privacy", "secure", "fragments", "over", "ahead"
 }  # fmt: skip
@@ -399,19 +249,6 @@ ANSWERS = {
 }
 """The answers to each question."""
 _DEFAULTS = {one.name: one.default for one in fields(Strategy)}
-
-
-def _no_phase(one: Strategy) -> str:
-    """Why `one` cannot be a phase of another strategy; nothing if it can."""
-    reasons = {
-        "it has phases itself": bool(one.plan),
-        "it needs a server; take sync_sgd, which computes the same": one.via.by_collective or one.outer.in_worker,
-        "workers fold without a server": not one.via.at_server,
-        "it counts clients": one.every.by_client,
-        "what it spends of its privacy is one strategy's": one.send.privacy is not None,
-        "a worker goes on while its answer travels; leave ahead and overlap out": one.adopt.late,
-    }
-    return next((why for why, holds in reasons.items() if holds), "")
 
 
 def _answer(field: str, data: Mapping[str, Any]) -> Any:

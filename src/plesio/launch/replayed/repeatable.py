@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from plesio.config.rules import REPLAYED
 from plesio.errors import ConfigurationError
 from plesio.observe.provenance import train_hash, versions
 from plesio.protocol.journal import Journal, JournalError, JournalHead, records
 from plesio.strategy import Strategy
+from plesio.strategy.rules import why_not
 
 
 class ReplayError(ConfigurationError):
@@ -29,25 +31,8 @@ def strategy_of(journal: Journal) -> Strategy:
         strategy = Strategy.from_data(journal.head.strategy, journal.head.fields)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise JournalError(f"{journal.path}: its strategy is none that plesio writes: {error}") from error
-    if not strategy.via.at_server:
-        raise ReplayError(
-            f"{journal.path}: under {strategy.name} workers fold without asking a server, so that nothing recorded the "
-            "order; strategies with a server can be replayed"
-        )
-    if strategy.every.among_ranks:
-        raise ReplayError(
-            f"{journal.path}: under {strategy.name} processes all-reduce by torch, and a replay is in one process; a run of "
-            "allreduce() on one host without a GPU can be replayed, and computes the same"
-        )
-    if strategy.send.privacy is not None:
-        raise ReplayError(
-            f"{journal.path}: {strategy.name} adds noise that is drawn from the operating system and kept nowhere: who could "
-            "replay it could take it off"
-        )
-    if strategy.send.secure is not None:
-        raise ReplayError(
-            f"{journal.path}: under {strategy.name} nobody knows what a single site sent, so that a replay could not add it up"
-        )
+    if why := why_not(REPLAYED, strategy):
+        raise ReplayError(f"{journal.path}: {why}")
     return strategy
 
 

@@ -1,0 +1,124 @@
+"""Settings of a run that cannot be together, and what a strategy cannot do: a row each, as `plesio.strategy.rules` has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from plesio.errors import ConfigurationError
+from plesio.strategy.rules import Rule, why_not
+
+
+def refuse(rules: Sequence[Rule], *given: object) -> None:
+    """Raise `ConfigurationError` if what is given breaks a rule."""
+    if why := why_not(rules, *given):
+        raise ConfigurationError(why)
+
+
+# fmt: off
+TOGETHER = (
+    Rule("evaluate_every evaluate_every_s", lambda c: None not in (c.evaluate_every, c.evaluate_every_s),
+         "evaluate_every and evaluate_every_s={0.evaluate_every_s:g} both say how often a run is evaluated: give one"),
+    Rule("data strategy", lambda c: c.data == "shards" and c.strategy.chooses,
+         "data='shards': {0.strategy.name} compares strategies by how they share the work out; take data='leases'"),
+    Rule("data resume", lambda c: c.data == "new" and c.resume is None,
+         "data='new' is for a run that goes on from another one: give resume=, the folder of that, or leave it out"),
+    Rule("data strategy", lambda c: c.data == "new" and c.strategy.every.by_client,
+         "data='new': under {0.strategy.name} data is the clients', who may bring other data at any time; leave it out"),
+    Rule("checkpoint runs", lambda c: c.checkpoint and c.checkpoint.folder is None and c.runs is None,
+         "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"),
+)
+"""Settings that cannot be together."""
+FUNCTIONS = (
+    Rule("evaluate_every evaluate", lambda c, evaluate, on_round: c.evaluate_every is not None and evaluate is None,
+         "evaluate_every={0.evaluate_every!r} needs evaluate=, a function of the model that returns names and numbers; "
+         "give it, or leave evaluate_every out"),
+    Rule("until evaluate", lambda c, evaluate, on_round: c.until.metrics and evaluate is None and on_round is None,
+         "until={0.until!r} needs evaluate=, a function of the model that returns names and numbers"),
+)
+"""Settings, and functions of the user's: `evaluate` and `on_round`."""
+SERVERLESS = (
+    Rule("workers_max strategy", lambda c: c.seats > c.workers,
+         "workers_max={0.workers_max}: under {0.strategy.name} workers fold without a server, among as many as there were at "
+         "the beginning; take async_sgd or sync_sgd, or leave workers_max out"),
+    Rule("servers strategy", lambda c: c.servers > 1,
+         "servers={0.servers}: they hold the rows of tables, and under {0.strategy.name} workers fold without a server; take "
+         "sync_sgd or async_sgd, or leave servers out"),
+    Rule("checkpoint resume strategy", lambda c: c.checkpoint or c.resume,
+         "checkpoints, and going on from one, need a server, and under {0.strategy.name} workers fold without one; take "
+         "sync_sgd or async_sgd, or save worker 0's model in the training function"),
+)
+"""Settings that need a server, where workers fold without one."""
+BY_TORCH = (
+    Rule("engine strategy", lambda c: c.place.elsewhere,
+         "{0.strategy.name} on Ray: its workers are one group of torch.distributed; take sync_sgd, which computes the same, or "
+         "Ray Train's own prepare_model"),
+    Rule("workers_max strategy", lambda c: c.seats > c.workers,
+         "workers_max={0.workers_max}: under {0.strategy.name} workers are one group of torch.distributed from beginning to "
+         "end; take async_sgd or sync_sgd, or leave workers_max out"),
+    Rule("servers strategy", lambda c: c.servers > 1,
+         "servers={0.servers}: under {0.strategy.name} workers are one group of torch.distributed, without tables; take "
+         "async_sgd or sync_sgd, or leave servers out"),
+)
+"""Settings, where workers all-reduce by torch."""
+JOINED = (
+    Rule("servers", lambda c, door: door.servers_join and not (0 < door.servers_join <= c.servers and c.servers > 1),
+         "{1.servers_join} of {0.servers} servers are to join: give servers= (--servers) 2 or more, of which so many may join"),
+    Rule("strategy", lambda c, door: c.strategy.via.in_shared_memory,
+         "under {0.strategy.name} workers fold in memory that they share, and these workers come from elsewhere: take "
+         "async_sgd, which is the nearest to it"),
+    Rule("strategy certs", lambda c, door: c.strategy.every.among_ranks and door.credentials and door.credentials.folder,
+         "under {0.strategy.name} torch's gloo moves the gradients, which knows no TLS, and certs= asks for that: take "
+         "sync_sgd, which computes the same, or talk in the clear by insecure=True (--insecure)"),
+)
+"""Settings, where workers come from elsewhere."""
+DURABLE = (
+    Rule("engine", lambda c: c.simulated, "a simulated server does not die; leave durability out"),
+    Rule("strategy", lambda c: not c.strategy.via.at_server or c.strategy.every.among_ranks,
+         "under {0.strategy.name} workers fold without a server; take sync_sgd or async_sgd"),
+    Rule("privacy", lambda c: c.strategy.send.privacy,
+         "the noise of a fold that is done again would be drawn again; leave privacy or durability out"),
+    Rule("secure", lambda c: c.strategy.send.secure,
+         "what the sites of a round have agreed on dies with the server; leave secure or durability out"),
+    Rule("servers", lambda c: c.servers > 1,
+         "servers={0.servers}: what table servers are told goes on only with the server that told them; take one"),
+    Rule("engine", lambda c: sys.platform != "linux", f"it takes what only Linux has, and this is {sys.platform}"),
+)
+"""Why nobody could go on from a dead server (`durability`)."""
+ISLANDS = (
+    Rule("plan", lambda s: s.plan, "the strategy has phases"),
+    Rule("via", lambda s: not s.via.at_server or s.outer.in_worker, "workers fold without a server"),
+    Rule("every", lambda s: s.every.by_client, "a client is trained by one process"),
+    Rule("every", lambda s: s.every.timed and not s.every.paced,
+         "each process would end its local steps by its own clock"),
+    Rule("every", lambda s: s.every.proximal > 0, "local steps are held by a leash, which is of whole tensors"),
+    Rule("release", lambda s: s.release.cancel_late,
+         "each process would notice by itself that its step was called off"),
+    Rule("adopt", lambda s: s.goes_on(away=False), "a worker goes on while its answer travels"),
+    Rule("adopt", lambda s: s.adopt.blends, "parameters are blended"),
+    Rule("send", lambda s: s.send.fragments > 1, "the model is exchanged in fragments"),
+    Rule("send adopt", lambda s: s.send.codec or s.adopt.codec, "what is sent is packed"),
+)
+"""Why a worker cannot be several processes (`ranks`) under a strategy."""
+ROUNDS = (
+    Rule("via", lambda s: not s.via.at_server, "workers fold without a server"),
+    Rule("gather", lambda s: not s.gather.in_rounds, "workers go on without a round"),
+    Rule("release", lambda s: s.release.cancel_late, "late work is called off"),
+    Rule("outer", lambda s: s.gives_back_mean, "each worker steps its own parameters"),
+    Rule("plan", lambda s: s.plan, "it has phases"),
+)
+"""Why nobody can look at the rounds of a strategy (`on_round`)."""
+REPLAYED = (
+    Rule("via", lambda s: not s.via.at_server,
+         "under {0.name} workers fold without asking a server, so that nothing recorded the order; strategies with a server "
+         "can be replayed"),
+    Rule("every", lambda s: s.every.among_ranks,
+         "under {0.name} processes all-reduce by torch, and a replay is in one process; a run of allreduce() on one host "
+         "without a GPU can be replayed, and computes the same"),
+    Rule("privacy", lambda s: s.send.privacy,
+         "{0.name} adds noise that is drawn from the operating system and kept nowhere: who could replay it could take it off"),
+    Rule("secure", lambda s: s.send.secure,
+         "under {0.name} nobody knows what a single site sent, so that a replay could not add it up"),
+)
+"""Why a strategy cannot be replayed."""
+# fmt: on
