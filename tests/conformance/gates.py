@@ -98,7 +98,8 @@ def worlds() -> Iterator[tuple[str, str, Make]]:
         yield "secure", one.name, virtual(site, one, SITES)
     for one in IN_LOCK_STEP:
         options: Any = {"workers": 2, "seed": 3, "timeout_s": 60}
-        yield "islands", one.name, partial(real, partial(islands.train, inside="ddp"), one, ranks=2, **options)
+        if one.send.codec is None:
+            yield "islands", one.name, partial(real, partial(islands.train, inside="ddp"), one, ranks=2, **options)
         yield "durable", one.name, partial(real, chancy, one, faults=KILLED, durability="process", **options)
         table = partial(row_twin.train, steps=40)
         yield "durable, tables", one.name, partial(real, table, one, faults=KILLED, durability="process", **options)
