@@ -63,8 +63,8 @@ def ours(strategy: ps.Strategy, optimizer: str, parameters: int = SMALL, dtype: 
         worker = number % WORKERS
         if parameters == SMALL:  # as it comes out of the worker
             slots[worker].views[0].fill_(0.5)
-        member = Member(worker, 1, number, number, 0, 1.0, 1, 1)
-        folder.fold(Fold(number + 1, (member,), 1 / WORKERS, held=False, total_weight=1.0))
+        member = Member(worker, 1, number, 0, 1.0, 1, 1)
+        folder.fold(Fold(number + 1, (member,), 1 / WORKERS))
         folder.publish(worker)
 
     return fold

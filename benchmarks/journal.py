@@ -19,7 +19,7 @@ import plesio as ps
 from _report import Row, interleave, parser, report, row
 from plesio.cli.story import story
 from plesio.core.events import Fold, Joined, Member, Pushed
-from plesio.protocol.journal import JournalHead, JournalWriter, read_journal
+from plesio.protocol.journal import Decision, JournalHead, JournalWriter, read_journal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
@@ -36,11 +36,10 @@ def write(path: Path, contributions: int) -> float:
     path.unlink(missing_ok=True)
     writer = JournalWriter(path, JournalHead(strategy="async_sgd", workers=WORKERS))
     for worker in range(WORKERS):
-        writer.event(Joined(worker, 1), 0.0)
+        writer.keep(Decision(0.0, Joined(worker, 1)))
     began_s = time.process_time()
     for number, (pushed, fold) in enumerate(deeds):
-        writer.event(pushed, number * EXCHANGE_S, 0.25)
-        writer.fold(fold, 0x0123456789ABCDEF)
+        writer.keep(Decision(number * EXCHANGE_S, pushed, (fold,), (0x0123456789ABCDEF,), 0.25))
     writer.flush()
     took_s = time.process_time() - began_s
     writer.end(contributions, "0123456789abcdef", contributions * EXCHANGE_S)
@@ -51,8 +50,8 @@ def deed(index: int) -> tuple[Pushed, Fold]:
     """Contribution `index` and its fold."""
     number, worker = divmod(index, WORKERS)
     pushed = Pushed(worker, 1, number + 1, steps=1, samples=32, batches=1)
-    member = Member(worker, 1, number + 1, max(0, index - WORKERS + 1), min(index, WORKERS - 1), 1.0, 1, 32)
-    return pushed, Fold(index + 1, (member,), 1.0, held=False, total_weight=1.0)
+    member = Member(worker, 1, number + 1, min(index, WORKERS - 1), 1.0, 1, 32)
+    return pushed, Fold(index + 1, (member,), 1.0)
 
 
 def read(path: Path, contributions: int) -> float:
@@ -61,7 +60,7 @@ def read(path: Path, contributions: int) -> float:
     journal = read_journal(path)
     count = sum(1 for _ in journal)
     took_s = time.process_time() - began_s
-    assert count == 2 * contributions + WORKERS + 1, "every record was read"
+    assert count == contributions + WORKERS + 1, "every record was read"
     return took_s / contributions * 1e6
 
 

@@ -112,7 +112,7 @@ class Analytic(Memory):
         if not fold.held:
             return self._mean([(self._read[one.worker], one.share) for one in fold.members])
         held, self._held = self._held, []
-        return self._mean([(at, weight / fold.total_weight) for at, weight in held])
+        return self._mean([(at, weight / fold.held) for at, weight in held])
 
     def _mean(self, read: list[tuple[Vector, float]]) -> Vector:
         """The weighted mean of gradients, one for each point however many were computed there."""

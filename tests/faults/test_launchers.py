@@ -66,7 +66,7 @@ def done_in(folder: Path) -> Path:
 
 def joined(run: Path) -> list[tuple[int, int]]:
     """Who joined, as worker and incarnation."""
-    events = [getattr(one, "event", None) for one in read_journal(run)]
+    events = [one.event for one in read_journal(run).decisions()]
     return sorted((one.worker, one.incarnation) for one in events if isinstance(one, Joined))
 
 

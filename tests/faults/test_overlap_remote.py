@@ -52,7 +52,7 @@ def visits(done: ps.Run) -> set[float]:
 
 def taken_late(done: ps.Run) -> int:
     """How many answers were taken between two contributions."""
-    events = [getattr(one, "event", None) for one in read_journal(done.folder)]
+    events = [one.event for one in read_journal(done.folder).decisions()]
     return sum(one.adopted_at > 0 for one in events if isinstance(one, Pushed))
 
 

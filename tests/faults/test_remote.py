@@ -124,7 +124,7 @@ def test_a_remote_worker_asks_for_data_ahead_and_its_run_replays(strategy: Strat
             head.fork(train, rank=rank, address=head.address if rank else head.address.removeprefix("tcp://"))
         done = head.run(strategy, workers=2, runs=tmp_path)
         assert head.end() == [0, 0]
-    events = [getattr(one, "event", None) for one in read_journal(done.folder)]
+    events = [one.event for one in read_journal(done.folder).decisions()]
     assert {one.worker for one in events if isinstance(one, LeaseWanted) and one.ahead} == {1}
     assert done.batches_unvisited == 0
     assert ps.replay(done.folder, train).identical
@@ -164,7 +164,7 @@ def test_workers_that_are_not_of_the_run_are_refused_by_name(tmp_path: Path) -> 
 
 def joined(done: ps.Run) -> list[tuple[int, int]]:
     """Who joined, as worker and incarnation."""
-    events = [getattr(one, "event", None) for one in read_journal(done.folder)]
+    events = [one.event for one in read_journal(done.folder).decisions()]
     return [(one.worker, one.incarnation) for one in events if isinstance(one, Joined)]
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import plesio as ps
-from plesio.protocol.journal import Folded, read_journal
+from plesio.protocol.journal import read_journal
 from support import remote
 
 ROUNDS = 12
@@ -41,7 +41,7 @@ def site(worker: ps.Worker, rounds: int = ROUNDS, step_s: float = 0.1) -> None:
 def members(folder: Path | None) -> list[list[int]]:
     """The sites of each version."""
     assert folder is not None
-    return [[one.worker for one in record.members] for record in read_journal(folder) if isinstance(record, Folded)]
+    return [[one.worker for one in fold.members] for fold in read_journal(folder).folds()]
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ import torch
 import plesio as ps
 from plesio.core.events import Joined, Left, Scaled
 from plesio.launch.job import Live
-from plesio.protocol.journal import Folded, Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import buffered
 from support import remote
@@ -65,7 +65,7 @@ def trained(train: Callable[..., Any], strategy: Strategy, folder: Path, watch: 
 
 
 def events(run: ps.Run) -> list[Any]:
-    return [one.event for one in read_journal(run.folder) if isinstance(one, Received)]
+    return [one.event for one in read_journal(run.folder).decisions()]
 
 
 @pytest.mark.thorough
@@ -89,12 +89,12 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
 def test_each_update_moves_by_its_share_of_the_workers_that_there_are(tmp_path: Path) -> None:
     done = trained(functools.partial(chancy, epochs=12), ps.async_sgd(), tmp_path, Scaler((20, 4), (60, 1)))
     workers, seen = 2, Counter[float]()
-    for record in read_journal(done.folder):
-        if isinstance(record, Received) and isinstance(record.event, Scaled):
-            workers = record.event.workers
-        elif isinstance(record, Folded):
-            assert record.scale == 1 / workers
-            seen[record.scale] += 1
+    for one in read_journal(done.folder).decisions():
+        if isinstance(one.event, Scaled):
+            workers = one.event.workers
+        for fold in one.folds:
+            assert fold.scale == 1 / workers
+            seen[fold.scale] += 1
     assert min(seen[1 / 2], seen[1 / 4], seen[1]) > 0
 
 
@@ -109,14 +109,14 @@ def test_rounds_of_sync_sgd_are_of_all_that_are_there(tmp_path: Path) -> None:
     done = trained(functools.partial(chancy, epochs=16), ps.sync_sgd(), tmp_path, watch)
     there: set[int] = set()
     sizes = Counter[int]()
-    for record in read_journal(done.folder):
-        if isinstance(record, Received) and isinstance(record.event, Joined):
+    for record in read_journal(done.folder).decisions():
+        if isinstance(record.event, Joined):
             there.add(record.event.worker)
-        elif isinstance(record, Received) and isinstance(record.event, Left):
+        elif isinstance(record.event, Left):
             there.discard(record.event.worker)
-        elif isinstance(record, Folded):
-            assert {one.worker for one in record.members} >= there
-            sizes[len(record.members)] += 1
+        for fold in record.folds:
+            assert {one.worker for one in fold.members} >= there
+            sizes[len(fold.members)] += 1
     assert min(sizes[1], sizes[2], sizes[3]) > 5
 
 

@@ -19,7 +19,7 @@ import plesio as ps
 from plesio.core.events import Left, Switched
 from plesio.errors import ConfigurationError
 from plesio.launch.job import Live
-from plesio.protocol.journal import Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.server.checkpoints import latest
 from support import remote
 from support.loops import data, mlp
@@ -42,7 +42,7 @@ def said(run: ps.Run) -> list[str]:
 
 
 def events(run: ps.Run) -> list[Any]:
-    return [one.event for one in read_journal(run.folder) if isinstance(one, Received)]
+    return [one.event for one in read_journal(run.folder).decisions()]
 
 
 @pytest.mark.thorough

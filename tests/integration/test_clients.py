@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.core.events import Pushed
-from plesio.protocol.journal import Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
@@ -223,11 +223,8 @@ def test_a_killed_process_loses_no_client(strategy: Strategy, tmp_path: Path) ->
     run = ps.run(slowly, strategy, workers=3, faults=[ps.Kill(worker=1, after_s=0.2)], runs=tmp_path, timeout_s=30)
     assert [one.left for one in run.workers] == ["finished", "died", "finished"]
     assert run.batches_unvisited == 0
-    folded = sum(
-        one.event.batches
-        for one in read_journal(run.folder)
-        if isinstance(one, Received) and isinstance(one.event, Pushed)
-    )
+    told = [one.event for one in read_journal(run.folder).decisions()]
+    folded = sum(one.batches for one in told if isinstance(one, Pushed))
     assert folded == 96, "each client of each round is in one contribution"
     assert ps.replay(run.folder, slowly).identical
 

@@ -18,7 +18,7 @@ from plesio.observe.record import LIVE
 from plesio.observe.report import write_report
 from plesio.observe.rows import LINES_MAX, OF_SERVER, OF_TABLE, in_lines, slow_server
 from plesio.observe.summary import RowServer, RowsSummary
-from plesio.protocol.journal import read_journal, records
+from plesio.protocol.journal import read_journal
 
 DIM, STEPS, SHARED = 3, 10, (0, 1)
 
@@ -69,8 +69,8 @@ def counted(folder: Path) -> dict[str, int]:
     clock = served = stale = staleness = stepped = 0
     last: dict[int, int] = {}
     given: dict[tuple[int, int], int] = {}
-    for record in read_journal(folder):
-        event = record.event if isinstance(record, records.Received) else None
+    for record in read_journal(folder).decisions():
+        event = record.event
         if isinstance(event, RowsWanted):
             given[event.worker, event.number] = clock
             served += 4

@@ -136,7 +136,7 @@ def alone(into: Path) -> tuple[Path, Summary]:
 
 
 def joined(folder: Path) -> list[tuple[int, int]]:
-    events = [getattr(one, "event", None) for one in read_journal(folder)]
+    events = [one.event for one in read_journal(folder).decisions()]
     return sorted((one.worker, one.incarnation) for one in events if isinstance(one, Joined))
 
 

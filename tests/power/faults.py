@@ -115,8 +115,8 @@ FAULTS = (
     ),
     Fault(
         "core/folds.py",
-        "staleness = version - 1 - read",
-        "staleness = version - read",
+        "staleness = one.event, version - 1 - one.computed_from",
+        "staleness = one.event, version - one.computed_from",
         "every staleness that is told is one too large",
     ),
     Fault(
@@ -205,7 +205,7 @@ FAULTS = (
     ),
     Fault(
         "memory/gather.py",
-        "[(weight / fold.total_weight, one) for weight, one in tables.take_held()]",
+        "[(weight / fold.held, one) for weight, one in tables.take_held()]",
         "[(weight, one) for weight, one in tables.take_held()]",
         "sparse tensors take the sum of gradients where others take the mean",
     ),
@@ -271,7 +271,7 @@ FAULTS = (
     ),
     Fault(
         "memory/row_tables.py",
-        "weight = 1.0 / fold.total_weight if fold.held else 1.0",
+        "weight = 1.0 / fold.held if fold.held else 1.0",
         "weight = 1.0",
         "rows of tables step by the sum of held gradients, not by their mean",
     ),

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.cluster import Cluster, Crash, Group, Join, Link, LogNormal, Restart
 from plesio.memory.machine import Machine
-from plesio.protocol.journal import Folded, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS
@@ -88,8 +88,7 @@ def test_a_round_is_of_one_part(tmp_path: Path, sent: dict[tuple[int, int], list
     run = simulated(ps.diloco(6, fragments=3), FAULTY, runs=tmp_path)
     rounds = [
         {sent[one.worker, one.number][0 if one.incarnation == 1 else -1].beside.part for one in fold.members}
-        for fold in read_journal(run.folder)
-        if isinstance(fold, Folded)
+        for fold in read_journal(run.folder).folds()
     ]
     of_all = next(place for place, parts in enumerate(rounds) if ALL_PARTS in parts)
     assert of_all > 8

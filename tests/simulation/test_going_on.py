@@ -22,7 +22,7 @@ import plesio as ps
 from conformance.table import makers
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Restart
 from plesio.core.events import Pushed
-from plesio.protocol.journal import Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy, answers, recipes
 from support.long_forms import but_slow
 from support.loops import descend
@@ -67,7 +67,7 @@ def simulated(train: Any, strategy: Strategy, folder: Path, faults: Any = (), **
 
 def adopted(run: ps.Run) -> list[int]:
     """At which step of each contribution the answer before was taken."""
-    events = (one.event for one in read_journal(run.folder) if isinstance(one, Received))
+    events = (one.event for one in read_journal(run.folder).decisions())
     return [one.adopted_at for one in events if isinstance(one, Pushed)]
 
 
@@ -126,7 +126,7 @@ def test_resumed_rounds_that_go_on_give_the_same_bits_each_time(tmp_path: Path) 
 
 def test_by_default_only_workers_whose_messages_take_time_go_on(tmp_path: Path) -> None:
     run = simulated(counting, ps.async_local_sgd(3), tmp_path)
-    events = (one.event for one in read_journal(run.folder) if isinstance(one, Received))
+    events = (one.event for one in read_journal(run.folder).decisions())
     went_on = {one.worker for one in events if isinstance(one, Pushed) and one.adopted_at}
     assert went_on == {0, 1}
 

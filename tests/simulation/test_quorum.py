@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from plesio.cluster import Cluster, Constant, Group
 from plesio.core.events import Pushed, Ticked
 from plesio.launch.simulated.whatif import what_if
 from plesio.observe.times import measured
-from plesio.protocol.journal import Folded, Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from support import loops
 from support.replayed import chancy
@@ -36,8 +35,8 @@ def run_of(strategy: Strategy, folder: Path, engine: ps.Simulated) -> ps.Run:
 def stalest(run: ps.Run) -> list[int]:
     """Of the contributions of each of four workers that were folded, the most versions one was late."""
     late = [0] * 4
-    for record in read_journal(run.folder):
-        for one in record.members if isinstance(record, Folded) else ():
+    for fold in read_journal(run.folder).folds():
+        for one in fold.members:
             late[one.worker] = max(late[one.worker], one.staleness)
     return late
 
@@ -50,7 +49,7 @@ def test_late_work_is_folded_and_replays(tmp_path: Path) -> None:
     assert (run.discarded, run.batches_unvisited, run.samples) == ({}, 0, ROWS * EPOCHS)
     assert run.workers[3].folded == run.workers[3].steps > 0
     assert stalest(run)[3] > 1
-    ticks = [one for one in read_journal(run.folder) if isinstance(one, Received) and isinstance(one.event, Ticked)]
+    ticks = [one for one in read_journal(run.folder).decisions() if isinstance(one.event, Ticked)]
     assert not ticks, "no tick made a version"
     train = partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS)
     assert_replays(run, train)
@@ -70,14 +69,13 @@ def test_a_grace_lets_a_slightly_late_worker_into_the_round(tmp_path: Path) -> N
 def test_a_grace_ends_at_its_time(tmp_path: Path) -> None:
     run = run_of(ps.quorum(3, grace_s=0.05), tmp_path, last_takes(0.4))
     assert stalest(run)[3] > 0
-    records = list(read_journal(run.folder))
     came_s, ended = 0.0, 0
-    for one, after in pairwise(records):
-        if isinstance(one, Received) and isinstance(one.event, Ticked):
+    for one in read_journal(run.folder).decisions():
+        if isinstance(one.event, Ticked):
             ended += 1
             assert one.time_s == pytest.approx(came_s + 0.05)
-            assert isinstance(after, Folded), "of ticks only those that made a version are kept"
-        elif isinstance(one, Received) and isinstance(one.event, Pushed) and one.event.worker < 3:
+            assert one.folds, "of ticks only those that made a version are kept"
+        elif isinstance(one.event, Pushed) and one.event.worker < 3:
             came_s = one.time_s
     assert ended > 10
     assert_replays(run, partial(loops.visit, folder=str(tmp_path), rows=ROWS, epochs=EPOCHS))
@@ -95,6 +93,5 @@ def test_a_grace_of_real_workers_replays(tmp_path: Path) -> None:
     slow = {"pace": ps.Pace(0.002), "faults": [ps.Slow(worker=0, factor=10)]}
     train = partial(chancy, epochs=2)
     run = ps.run(train, ps.quorum(2, grace_s=0.005), workers=3, runs=tmp_path, timeout_s=60, **slow)
-    journal = read_journal(run.folder)
-    assert any(isinstance(one, Received) and isinstance(one.event, Ticked) for one in journal)
+    assert any(isinstance(one.event, Ticked) for one in read_journal(run.folder).decisions())
     assert_replays(run, train)

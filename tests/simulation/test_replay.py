@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from plesio.cli.main import main
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Partition, Ranked, Restart, Slow
 from plesio.core.events import Abandoned, Discard, Evict, Joined, LeaseWanted, Pushed, Verdict
 from plesio.launch.torch_settings import TorchSettings
-from plesio.protocol.journal import FILE_NAME, JournalError, JournalWriter, Received, Record, read_journal, records
+from plesio.protocol.journal import FILE_NAME, Decision, Journal, JournalError, JournalWriter, read_journal, records
 from plesio.strategy import Strategy
 from plesio.tensors import one_pass
 from support.long_forms import but_slow
@@ -259,7 +259,7 @@ def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     """With two pushes exchanged the weights differ."""
     run = trained(ps.async_sgd(correct="plain"), tmp_path)
     journal = read_journal(run.folder)
-    events = [one for one in journal if isinstance(one, Received)]
+    events = list(journal.decisions())
     writer = JournalWriter(tmp_path / "changed.bin", journal.head)
     places = [i for i, one in enumerate(events) if type(one.event).__name__ == "Pushed"]
     first, second = next(
@@ -267,7 +267,7 @@ def test_a_changed_order_of_events_changes_the_weights(tmp_path: Path) -> None:
     )
     events[first], events[second] = events[second], events[first]
     for one in events:
-        writer.event(one.event, one.time_s, one.loss)
+        writer.keep(Decision(one.time_s, one.event))
     writer.close()
     changed = ps.replay(tmp_path / "changed.bin", chancy)
     assert changed.versions == 0
@@ -419,6 +419,13 @@ def test_the_place_of_a_cancellation_within_a_step_replays(
 CUT_OFF = Cluster((Group(3, Constant(0.1)),), faults=(Partition(worker=1, at_s=0.25, until_s=1.5),))
 
 
+def after_its_eviction(run: ps.Run, worker: int) -> list[Any]:
+    """What was heard of the one worker that was evicted."""
+    decisions = list(read_journal(run.folder).decisions())
+    (at,) = [place for place, one in enumerate(decisions) if any(isinstance(effect, Evict) for effect in one.effects)]
+    return [one.event for one in decisions[at + 1 :] if getattr(one.event, "worker", None) == worker]
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("train", [cooling, endless], ids=["leased data", "data of its own"])
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.bounded_staleness(1), ps.local_sgd(1)], ids=by_name)
@@ -426,11 +433,7 @@ def test_an_eviction_replays(strategy: Strategy, train: Any, tmp_path: Path) -> 
     """The evicted worker's messages come later, and it rejoins."""
     until = ps.Until(steps=60)
     run = trained(strategy, tmp_path, train, 3, engine=ps.Simulated(CUT_OFF), timeout_s=0.5, until=until)
-    journal = read_journal(run.folder)
-    evicted_s = [one.time_s for one in journal if isinstance(one, Received) and isinstance(one.event, Evict)]
-    assert len(evicted_s) == 1
-    later = [one.event for one in journal if isinstance(one, Received) and one.time_s > evicted_s[0]]
-    of_it = [(type(one), one.incarnation) for one in later if one.worker == 1]
+    of_it = [(type(one), one.incarnation) for one in after_its_eviction(run, 1)]
     assert of_it[:2] == [(Pushed, 1), (Joined, 2)]
     assert_replays(run, train)
 
@@ -441,9 +444,7 @@ def test_an_evicted_workers_late_messages_are_ignored_in_replay(at_s: float, sen
     groups = Group(2, Ranked(0.1)), Group(1, Constant(0.2), Link(0.1))
     cut_off = Cluster(groups, faults=(Partition(worker=2, at_s=at_s, until_s=at_s + 1.5),))
     run = trained(ps.first_of(2), tmp_path, cooling, 3, engine=ps.Simulated(cut_off), timeout_s=0.5)
-    journal = list(read_journal(run.folder))
-    evicted = next(place for place, one in enumerate(journal) if isinstance(getattr(one, "event", None), Evict))
-    later = [one.event for one in journal[evicted + 1 :] if isinstance(one, Received) and one.event.worker == 2]
+    later = after_its_eviction(run, 2)
     assert [(type(one), one.incarnation) for one in later[:3]] == [(sent[0], 1), (sent[1], 1), (Joined, 2)]
     assert_replays(run, cooling)
 
@@ -483,9 +484,10 @@ def pausing(worker: Any, looks: bool) -> None:
             optimizer.step()
 
 
-def called_off_between(journal: Iterable[Record]) -> list[int]:
+def called_off_between(journal: Journal) -> list[int]:
     """How many versions behind workers were when they were called off."""
-    return [one.staleness for one in journal if isinstance(one, Discard) and one.verdict is Verdict.CANCELLED]
+    effects = [effect for one in journal.decisions() for effect in one.effects]
+    return [one.staleness for one in effects if isinstance(one, Discard) and one.verdict is Verdict.CANCELLED]
 
 
 @pytest.mark.thorough
@@ -520,7 +522,7 @@ def test_single_batch_leases_at_a_stop_replay(tmp_path: Path) -> None:
 
 def asked_ahead(run: ps.Run) -> set[int]:
     """The workers that asked for data while they had some."""
-    events = [one.event for one in read_journal(run.folder) if isinstance(one, records.Received)]
+    events = [one.event for one in read_journal(run.folder).decisions()]
     return {event.worker for event in events if isinstance(event, LeaseWanted) and event.ahead}
 
 
@@ -624,7 +626,7 @@ def forged(journal: Path, into: Path, insert: bytes = b"", **head: Any) -> Path:
         ({"workers": 1 << 40}, "the head of the journal .* is cut off or damaged"),
         ({"threads": -1}, "the head of the journal .* is cut off or damaged"),
         ({"seed": -1}, "the head of the journal .* is cut off or damaged"),
-        ({"insert": records.encode_event(Pushed(700, 1, 1, 1, 4, 1), 1.0)}, "cannot be in this run"),
+        ({"insert": records.encode(Decision(1.0, Pushed(700, 1, 1, 1, 4, 1)))}, "cannot be in this run"),
     ],
 )
 def test_a_forged_journal_ends_in_a_journal_error_and_changes_no_setting(

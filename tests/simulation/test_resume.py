@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, LogNormal, Restart
 from plesio.core.events import Pushed
-from plesio.protocol.journal import Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.server.checkpoints import latest
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
@@ -147,7 +147,7 @@ def test_on_nonfinite_raise_ends_a_simulated_run_when_the_contribution_comes(tmp
 
     with pytest.raises(ps.NonFiniteError, match=r"contribution 2 of worker 1 held .* on_nonfinite='raise'"):
         simulated(ps.async_sgd(), poisoned, on_nonfinite="raise", runs=tmp_path)
-    *_, last = (one for one in read_journal(next(tmp_path.iterdir())) if isinstance(one, Received))
+    *_, last = read_journal(next(tmp_path.iterdir())).decisions()
     assert isinstance(last.event, Pushed)
     assert (last.event.worker, last.event.number, last.event.finite) == (1, 2, False)
     with pytest.warns(RuntimeWarning, match="worker 1: a contribution held a NaN"):

@@ -16,7 +16,7 @@ import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.observe.figures import strategy
 from plesio.observe.standing import ALL
-from plesio.protocol.journal import Folded, read_journal
+from plesio.protocol.journal import read_journal
 from support.loops import batch_norm, data, descend, sgd
 from support.runs import assert_replays, same
 
@@ -73,7 +73,7 @@ def looked(
 
 
 def members(run: ps.Run) -> list[list[int]]:
-    return [[one.worker for one in record.members] for record in read_journal(run.folder) if isinstance(record, Folded)]
+    return [[one.worker for one in fold.members] for fold in read_journal(run.folder).folds()]
 
 
 # Looking

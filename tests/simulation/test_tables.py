@@ -13,7 +13,7 @@ import torch
 import plesio as ps
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Restart
 from plesio.core.events import Discard, Joined, Pushed, RowsWanted, Verdict
-from plesio.protocol.journal import Received, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from support.long_forms import but_slow, in_turn
 from support.row_twin import ADAGRAD, ENDLESS, Life, assert_rows, passes, train, twin_of
@@ -45,7 +45,8 @@ def assert_as_the_twin(run: ps.Run, strategy: Strategy, loop: Any = train, way: 
 
 
 def discarded(folder: Path, verdict: Verdict) -> list[Discard]:
-    return [one for one in read_journal(folder) if isinstance(one, Discard) and one.verdict is verdict]
+    effects = [effect for one in read_journal(folder).decisions() for effect in one.effects]
+    return [one for one in effects if isinstance(one, Discard) and one.verdict is verdict]
 
 
 def simulated(strategy: Strategy, folder: Path, loop: Any = train, faults: Any = ()) -> ps.Run:
@@ -115,10 +116,8 @@ def test_rows_that_were_asked_for_ahead(strategy: Strategy, way: str, tmp_path: 
     loop = partial(train, way=way)
     faults = Crash(worker=1, at_s=0.55), Restart(worker=1, at_s=0.8)
     folder = assert_as_the_twin(simulated(strategy, tmp_path, loop, faults), strategy, loop, way)
-    wanted = [
-        one.event for one in read_journal(folder) if isinstance(one, Received) and isinstance(one.event, RowsWanted)
-    ]
-    assert any(one.ahead for one in wanted) == (not strategy.send.stepped)
+    wanted = [one.event for one in read_journal(folder).decisions()]
+    assert any(isinstance(one, RowsWanted) and one.ahead for one in wanted) == (not strategy.send.stepped)
 
 
 @pytest.mark.few(1)
@@ -159,8 +158,8 @@ def test_workers_that_die_and_come_back(strategy: Strategy, seed: int, tmp_path:
     life = LIFE if seed == 2 else ENDLESS
     loop = partial(train, life=life)
     folder = assert_as_the_twin(simulated(strategy, tmp_path, loop, faults), strategy, loop, life=life)
-    joined = [one.event for one in read_journal(folder) if isinstance(one, Received) and isinstance(one.event, Joined)]
-    assert {one.worker for one in joined if one.incarnation == 2} == {1, 2}
+    told = [one.event for one in read_journal(folder).decisions()]
+    assert {one.worker for one in told if isinstance(one, Joined) and one.incarnation == 2} == {1, 2}
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.sync_sgd(rows="each"), ps.async_sgd()], ids=by_name)
@@ -178,9 +177,8 @@ def test_a_process_killed_while_its_rows_are_out(strategy: Strategy, tmp_path: P
     run = ps.run(loop, strategy, workers=3, runs=tmp_path, timeout_s=60)
     assert run.workers[1].left == "died"
     folder = assert_as_the_twin(run, strategy, loop)
-    of_it = [
-        one.event for one in read_journal(folder) if isinstance(one, Received) and getattr(one.event, "worker", 0) == 1
-    ]
+    told = [one.event for one in read_journal(folder).decisions()]
+    of_it = [one for one in told if getattr(one, "worker", 0) == 1]
     wanted = [one.number for one in of_it if isinstance(one, RowsWanted)]
     pushed = [one.number for one in of_it if isinstance(one, Pushed)]
     assert max(wanted) > max(pushed, default=0), "steps that were called off have numbers, too"

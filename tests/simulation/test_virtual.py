@@ -442,8 +442,7 @@ class Slots(Memory):
         slots = [self.slots[member.worker] for member in fold.members]
         if fold.held:
             slots, self.held = self.held, []
-        assert slots == [(member.incarnation, member.computed_from) for member in fold.members]
-        assert all(member.staleness == self.version - member.computed_from for member in fold.members)
+        assert slots == [(member.incarnation, self.version - member.staleness) for member in fold.members]
         self.version += 1
         assert fold.version == self.version
         self.folded += [(member.worker, member.incarnation, member.number) for member in fold.members]

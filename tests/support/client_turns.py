@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import plesio as ps
-from plesio.protocol.journal import Folded, read_journal
+from plesio.protocol.journal import read_journal
 from plesio.transport.client_states import BEGIN, ClientStates
 from support.loops import CLASSES, FEATURES, data
 
@@ -90,7 +90,7 @@ def check(folder: Path, log: Path, replayed: bool = False) -> tuple[int, Counter
     """Each turn began with what the last one left that was in the version it trained from, by the journal; how many turns there
     were, and what became of them. Of those that were lost, some are "left out": nobody made them again, for the client was in the
     next round, too."""
-    folds = [one for one in read_journal(folder) if isinstance(one, Folded)]
+    folds = list(read_journal(folder).folds())
     counted = {
         (one.worker, one.incarnation, one.number): (fold.version, place)
         for fold in folds

@@ -358,8 +358,7 @@ class Referee:
         }
         total = sum(weights.values())
         assert fold.version == self.version + 1
-        assert fold.total_weight == pytest.approx(total)
-        assert fold.held == self.holds
+        assert fold.held == (pytest.approx(total) if self.holds else None)
         assert fold.scale == pytest.approx(self.scale(len(counting), total))
         assert sum(member.share for member in fold.members) == pytest.approx(1.0)
         assert sorted((m.worker, m.incarnation, m.number) for m in fold.members) == sorted(weights)
@@ -370,7 +369,7 @@ class Referee:
             came = self.known[key]
             assert not came.folded, "in two folds"
             came.folded = True
-            assert (member.computed_from, member.staleness) == (came.computed_from, self.version - came.computed_from)
+            assert member.staleness == self.version - came.computed_from
             assert (member.steps, member.samples) == (came.event.steps, came.event.samples)
             assert member.share == pytest.approx(weights[key] / total)
             assert not self.holds or self.weight_held.pop(key) == pytest.approx(weights[key])

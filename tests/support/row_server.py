@@ -145,9 +145,7 @@ class Server:
         share, who = 1 / len(self.pushed), [(worker, self.came[worker]) for worker in self.pushed]
         effects: list[Any] = [FoldRows(*one) for one in who]
         if not self.at_once:
-            effects = [
-                Fold(1, tuple(Member(one, 1, number, 0, 0, share, 1, 1) for one, number in who), 1.0, False, 1.0)
-            ]
+            effects = [Fold(1, tuple(Member(one, 1, number, 0, share, 1, 1) for one, number in who), 1.0)]
         for effect in effects:
             self.tables.do(effect)
         for worker in self.pushed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import plesio as ps
-from plesio.core.events import Abandoned, Discard, Joined, Pushed, RowsWanted
-from plesio.protocol.journal import read_journal, records
+from plesio.core.events import Abandoned, Discard, Fold, Joined, Pushed, RowsWanted
+from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
 from plesio.tables.spec import RowOptimizer, TableSpec
 from plesio.tables.store import Store
@@ -175,14 +175,8 @@ def twin_of(folder: Path, strategy: Strategy, optimizer: RowOptimizer, way: str 
     sent: dict[Key, Gradients] = {}
     over: set[Key] = set()
     late = strategy.release.after_fold and not strategy.rows.at_once
-    groups: list[list[Any]] = []
-    for record in read_journal(folder):
-        if isinstance(record, records.Received) and not isinstance(record.event, Discard):
-            groups.append([record])
-        elif groups:
-            groups[-1].append(record)
-    for received, *others in groups:
-        event = received.event
+    for decision in read_journal(folder).decisions():
+        event, effects = decision.event, decision.effects
         one = members[event.worker] if hasattr(event, "worker") else Member()
         if isinstance(event, RowsWanted):
             if event.ahead and late and (event.worker, event.incarnation, event.number - 1) not in over:
@@ -195,13 +189,13 @@ def twin_of(folder: Path, strategy: Strategy, optimizer: RowOptimizer, way: str 
             one.step += 1
         elif isinstance(event, Pushed):
             made = sent[event.worker, event.incarnation, event.number] = _sent(twin, one, event, way)
-            if strategy.rows.at_once and event.rows and not any(_is_of(event, other) for other in others):
+            if strategy.rows.at_once and event.rows and not any(_is_of(event, other) for other in effects):
                 twin.step(made)
-        for folded in (other for other in others if isinstance(other, records.Folded)):
-            if not strategy.rows.at_once:
-                twin.step(_mean(sent, folded))
-        over.update(_decided(others))
-        for key in _decided(others):
+        if not strategy.rows.at_once:
+            for fold in decision.folds:
+                twin.step(_mean(sent, fold))
+        over.update(_decided(effects))
+        for key in _decided(effects):
             if (member := members[key[0]]).awaits == key[2] + 1:
                 member.served[member.awaits].append(dict(twin.values))
                 member.awaits = 0
@@ -225,10 +219,10 @@ def _sent(twin: Twin, one: Member, event: Pushed, way: str) -> Gradients:
     return dict(gradients)
 
 
-def _decided(others: list[Any]) -> list[Key]:
+def _decided(effects: Iterable[Any]) -> list[Key]:
     """The contributions that something becomes of."""
-    folded = [one for fold in others if isinstance(fold, records.Folded) for one in fold.members]
-    discarded = [one for one in others if isinstance(one, Discard)]
+    folded = [one for fold in effects if isinstance(fold, Fold) for one in fold.members]
+    discarded = [one for one in effects if isinstance(one, Discard)]
     return [(one.worker, one.incarnation, one.number) for one in (*folded, *discarded)]
 
 
@@ -237,9 +231,9 @@ def _is_of(event: Pushed, other: Any) -> bool:
     return isinstance(other, Discard) and (other.worker, other.number) == (event.worker, event.number)
 
 
-def _mean(sent: dict[Key, Gradients], folded: records.Folded) -> Gradients:
+def _mean(sent: dict[Key, Gradients], fold: Fold) -> Gradients:
     total: Gradients = defaultdict(lambda: np.zeros(DIM))
-    for member in folded.members:
+    for member in fold.members:
         for key, gradient in sent.pop((member.worker, member.incarnation, member.number)).items():
             total[key] = total[key] + member.share * gradient
     return total

@@ -138,8 +138,8 @@ class Teller:
 
 def line(effect: Effect) -> str:
     match effect:
-        case events.Fold(version=version, members=members, scale=scale, held=held, total_weight=weight):
-            return f"fold v{version} {_members(members)} lr {scale:.2f}{f' held of {weight:.2f}' if held else ''}"
+        case events.Fold(version=version, members=members, scale=scale, held=held):
+            return f"fold v{version} {_members(members)} lr {scale:.2f}{f' held of {held:.2f}' if held else ''}"
         case events.Grant(worker=worker, number=number, version=version, freed_by_other=freed):
             return f"go {worker}#{number}@v{version}{_verdict(effect)}{' freed' if freed else ''}"
         case events.Hold(worker=worker, number=number, weight=weight):

@@ -17,7 +17,7 @@ from plesio.cli.whatif import bytes_per_s
 from plesio.config import RunConfig
 from plesio.config.faults import Pace, Slow
 from plesio.config.until import Until
-from plesio.core.events import Left, Pushed
+from plesio.core.events import Fold, Left, Member, Pushed
 from plesio.errors import ConfigurationError
 from plesio.protocol import journal
 from plesio.strategy import Strategy
@@ -116,7 +116,7 @@ def test_bandwidths_are_read() -> None:
 
 def test_a_death_is_told_once() -> None:
     said = journal.Noted(1.0, 1, "worker 1 died; the others go on, its data goes to them")
-    left = [journal.Received(1.0, Left(1, 1, died=True)), journal.Received(2.0, Left(1, 2, died=True))]
+    left = [journal.Decision(1.0, Left(1, 1, died=True)), journal.Decision(2.0, Left(1, 2, died=True))]
     assert [row.what for row in story([said, *left])] == [said.text, "died or was stopped"]
 
 
@@ -138,5 +138,7 @@ def test_rows_of_a_journal_in_columns() -> None:
 
 def test_story_of_a_fold() -> None:
     pushed = Pushed(worker=0, incarnation=1, number=1, steps=1, samples=16, batches=1)
-    folded = journal.Folded(1, 0, 1.0, False, (journal.FoldedMember(0, 1, 1, staleness=0, share=1.0),))
-    assert [(row.what, row.version) for row in story([journal.Received(5.0, pushed, 0.25), folded])] == [("folded", 1)]
+    fold = Fold(1, (Member(0, 1, 1, staleness=0, share=1.0, steps=1, samples=16),), 1.0)
+    assert [(row.what, row.version) for row in story([journal.Decision(5.0, pushed, (fold,), (0,), 0.25)])] == [
+        ("folded", 1)
+    ]

@@ -225,7 +225,7 @@ def test_each_worker_is_compensated_from_its_own_backup() -> None:
         g = draw(rng)
         for part, values in zip(slots[worker].flat, g, strict=True):
             part.copy_(torch.from_numpy(values))
-        folder.fold(Fold(version, (Member(worker, 1, version, 0, 0, 1.0, 1, 1),), 0.5, False, 1.0))
+        folder.fold(Fold(version, (Member(worker, 1, version, 0, 1.0, 1, 1),), 0.5))
         folder.publish(worker)
         for i in (0, 1):
             w[i] = w[i] - 0.05 * (g[i] + 0.5 * g[i] * g[i] * (w[i] - backups[worker][i]))

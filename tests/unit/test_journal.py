@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from plesio.core.events import (
     Abandoned,
     Discard,
     Effect,
+    Event,
     Evict,
     Fold,
     Joined,
@@ -35,36 +37,34 @@ from plesio.core.events import (
     Member,
     Pushed,
     Reported,
+    RoundBegins,
     RowsWanted,
     Scaled,
     Switched,
     Ticked,
     Verdict,
+    Whereabouts,
 )
 from plesio.core.sequencer import Sequencer
 from plesio.protocol.journal import (
     FORMAT,
-    LOOKED_AT,
+    Decision,
     Ended,
-    Folded,
-    FoldedMember,
     JournalError,
-    JournalEvent,
     JournalHead,
     JournalWriter,
     Noted,
-    Received,
     Record,
     Resumed,
     read_journal,
 )
 from plesio.protocol.journal.records import HEAD, MAGIC, frame_header
+from plesio.server.recording import Recorder
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Each
 from support.long_forms import examples
 
 QUICK = settings(max_examples=examples(20), deadline=None, derandomize=True)
-NAN = float("nan")
 RUN = JournalHead(
     strategy="async_sgd",
     fields={"every": {"steps": 1}, "gather": "each"},
@@ -79,37 +79,38 @@ RUN = JournalHead(
 )
 
 
-def fold(version: int, *members: FoldedMember, scale: float = 1.0, held: bool = False) -> Fold:
-    """A fold of `members`, with what the journal does not keep filled in."""
-    full = [
-        Member(one.worker, one.incarnation, one.number, version - 1 - one.staleness, one.staleness, one.share, 1, 16)
-        for one in members
-    ]
-    return Fold(version, tuple(full), scale, held, 1.0)
+def member(worker: int, number: int, staleness: int = 0) -> Member:
+    return Member(worker, 1, number, staleness, 1.0, 1, 16)
 
 
 def pushed(worker: int, number: int) -> Pushed:
     return Pushed(worker, 1, number, 1, 16, 1)
 
 
+def folded(time_s: float, worker: int, number: int, version: int, staleness: int = 0) -> Decision:
+    """That contribution comes and makes a version."""
+    fold = Fold(version, (member(worker, number, staleness),), 1.0)
+    return Decision(time_s, pushed(worker, number), (fold,), (version << 40,), 1 / version)
+
+
 def small(path: Path) -> Path:
-    """A journal with a record of every kind: two workers, three contributions, one of them discarded."""
-    writer = JournalWriter(path, RUN)
-    writer.event(Joined(0, 1), 100.0)
-    writer.event(Joined(1, 1), 100.0)
-    writer.event(LeaseWanted(0, 1, 0, 8, 2), 100.25)
-    writer.event(RowsWanted(0, 1, 1), 100.375)
-    writer.event(pushed(0, 1), 100.5, 2.5)
-    writer.fold(fold(1, FoldedMember(0, 1, 1, 0, 1.0)), 0x0123456789ABCDEF)
-    writer.event(pushed(1, 1), 101.0, 2.25)
-    writer.fold(fold(2, FoldedMember(1, 1, 1, 1, 1.0), scale=0.5), 0xFEDCBA9876543210)
-    writer.event(msgspec.structs.replace(pushed(1, 2), finite=False), 101.5)
-    writer.discard(Discard(1, 1, 2, Verdict.NOT_FINITE, 0, 16))
-    writer.event(Abandoned(1, 1, 3, look=2), 101.5)
-    writer.event(Reported(0, 1, 5, 5), 101.75)
-    writer.note("worker 1 went quiet", 102.0, worker=1)
-    writer.event(Evict(1, 1, 12.5), 102.0)
-    writer.event(Left(1, 1, True), 102.0)
+    """A journal with most kinds of records: two workers, three contributions, one of them discarded."""
+    writer, not_finite = JournalWriter(path, RUN), msgspec.structs.replace(pushed(1, 2), finite=False)
+    for record in (
+        Decision(100.0, Joined(0, 1)),
+        Decision(100.0, Joined(1, 1)),
+        Decision(100.25, LeaseWanted(0, 1, 0, 8, 2)),
+        Decision(100.375, RowsWanted(0, 1, 1)),
+        folded(100.5, 0, 1, version=1),
+        folded(101.0, 1, 1, version=2, staleness=1),
+        Decision(101.5, not_finite, (Discard(1, 1, 2, Verdict.NOT_FINITE, 0, 16),)),
+        Decision(101.5, Abandoned(1, 1, 3, look=2)),
+        Decision(101.75, Reported(0, 1, 5, 5)),
+        Noted(102.0, 1, "worker 1 went quiet"),
+        Decision(102.0, Ticked(), (Evict(1, 1, 12.5),)),
+        Decision(102.0, Left(1, 1, True)),
+    ):
+        writer.keep(record)
     writer.end(7, "00ff", 103.0)
     return path
 
@@ -124,43 +125,31 @@ def ends(path: Path) -> list[int]:
 COUNT, BYTE4, SECONDS = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.floats(0, 1e9)
 ANY_FLOAT = st.floats(width=64)
 EVENTS = st.one_of(
-    st.builds(Joined, COUNT, COUNT),
+    st.builds(Joined, COUNT, COUNT, st.none() | st.builds(Whereabouts, BYTE4, BYTE4, BYTE4, st.booleans())),
     st.builds(Left, COUNT, COUNT, st.booleans()),
     st.builds(Pushed, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4, st.booleans(), BYTE4, st.booleans(), st.booleans()),
     st.builds(RowsWanted, COUNT, COUNT, BYTE4, st.booleans()),
     st.builds(Abandoned, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(Reported, COUNT, COUNT, BYTE4, BYTE4),
     st.builds(LeaseWanted, COUNT, COUNT, BYTE4, BYTE4, BYTE4, BYTE4, st.booleans()),
-    st.builds(Evict, COUNT, COUNT, SECONDS),
+    st.builds(RoundBegins, st.none() | st.lists(COUNT, max_size=3).map(tuple)),
     st.builds(Scaled, COUNT),
     st.builds(Switched, COUNT),
     st.builds(Ticked),
 )
-RECEIVED = st.builds(Received, SECONDS, EVENTS, ANY_FLOAT).map(
-    lambda one: one if isinstance(one.event, Pushed) else msgspec.structs.replace(one, loss=NAN)
-)
-MEMBERS = st.builds(FoldedMember, COUNT, COUNT, BYTE4, BYTE4, st.floats(0, 1))
 EIGHT = st.integers(0, 2**64 - 1)
-RECORDS: st.SearchStrategy[Record] = st.one_of(
-    RECEIVED,
-    RECEIVED,
-    st.builds(Folded, EIGHT, EIGHT, ANY_FLOAT, st.booleans(), st.lists(MEMBERS, max_size=4).map(tuple)),
+MEMBERS = st.builds(Member, COUNT, COUNT, BYTE4, BYTE4, st.floats(0, 1), BYTE4, BYTE4)
+EFFECTS = st.one_of(
+    st.builds(Fold, EIGHT, st.lists(MEMBERS, max_size=4).map(tuple), ANY_FLOAT, st.none() | ANY_FLOAT),
     st.builds(Discard, COUNT, COUNT, BYTE4, st.sampled_from(Verdict), BYTE4, BYTE4),
-    st.builds(Noted, SECONDS, st.none() | COUNT, st.text()),
+    st.builds(Evict, COUNT, COUNT, SECONDS),
 )
-
-
-def write(writer: JournalWriter, record: Record) -> None:
-    if isinstance(record, Received):
-        writer.event(record.event, record.time_s, record.loss)
-    elif isinstance(record, Folded):
-        writer.fold(fold(record.version, *record.members, scale=record.scale, held=record.held), record.checksum)
-    elif isinstance(record, Discard):
-        writer.discard(record)
-    elif isinstance(record, Noted):
-        writer.note(record.text, record.time_s, record.worker)
-    else:
-        writer.end(record.version, record.weights_hash, record.time_s)
+FEW, SUMS = st.lists(EFFECTS, max_size=3).map(tuple), st.lists(EIGHT, max_size=3).map(tuple)
+RECORDS: st.SearchStrategy[Record] = st.one_of(
+    st.builds(Decision, SECONDS, EVENTS, FEW, SUMS, st.none() | ANY_FLOAT),
+    st.builds(Noted, SECONDS, st.none() | COUNT, st.text()),
+    st.builds(Resumed, SECONDS, EIGHT, st.lists(COUNT, max_size=3).map(tuple)),
+)
 
 
 @QUICK
@@ -170,9 +159,10 @@ def test_written_records_are_read_back_unchanged(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / "journal.bin"
     writer = JournalWriter(path, RUN)
-    every: list[Record] = [*records, Ended(3.0, 2**64 - 1, text)]
-    for record in every:
-        write(writer, record)
+    for record in records:
+        writer.keep(record)
+    writer.end(2**64 - 1, text, 3.0)
+    every = [*records, Ended(3.0, 2**64 - 1, text)]
     journal = read_journal(path)
     assert journal.head == RUN
     assert repr(list(journal)) == repr(every)  # a NaN is no equal of itself
@@ -188,9 +178,9 @@ def test_a_run_folder_is_accepted_for_its_journal(tmp_path: Path) -> None:
 def test_the_bytes_of_the_format_are_stable(tmp_path: Path) -> None:
     """Of `small`, and of events with many batches."""
     writer = JournalWriter(tmp_path / "many.bin", RUN)
-    writer.event(Pushed(0, 1, 2, 3, 70_000, 65_536, adopted_at=2), 100.5, 2.5)
-    writer.event(Abandoned(1, 1, 65_536, look=2), 101.5)
-    writer.event(Reported(0, 1, 70_000, 65_536), 101.75)
+    writer.keep(Decision(100.5, Pushed(0, 1, 2, 3, 70_000, 65_536, adopted_at=2), loss=2.5))
+    writer.keep(Decision(101.5, Abandoned(1, 1, 65_536, look=2)))
+    writer.keep(Decision(101.75, Reported(0, 1, 70_000, 65_536)))
     writer.end(7, "00ff", 103.0)
     for path, golden in ((small(tmp_path / "journal.bin"), GOLDEN), (tmp_path / "many.bin", GOLDEN_MANY)):
         assert path.read_bytes().hex() == golden.replace("\n", ""), "another format: count FORMAT up"
@@ -200,15 +190,14 @@ def test_a_contribution_costs_less_than_100_bytes(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "journal.bin", RUN)
     before = writer.position
     for number in range(1, 101):
-        writer.event(pushed(0, number), number / 1000, 1.0)
-        writer.fold(fold(number, FoldedMember(0, 1, number, 0, 1.0)), 1)
+        writer.keep(folded(number / 1000, 0, number, number))
     assert (writer.position - before) / 100 < 100
     writer.close()
 
 
 def test_unknown_fields_of_the_header_are_ignored(tmp_path: Path) -> None:
     later = {**msgspec.to_builtins(RUN), "colour": "green"}
-    path = with_head(tmp_path, bytes([HEAD]) + msgspec.msgpack.encode(later))
+    path = with_head(tmp_path, HEAD + msgspec.msgpack.encode(later))
     assert read_journal(path).head == RUN
 
 
@@ -218,11 +207,11 @@ def test_unknown_fields_of_the_header_are_ignored(tmp_path: Path) -> None:
 def test_events_are_flushed_every_tenth_of_a_second(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     writer = JournalWriter(path, RUN)
-    writer.event(pushed(0, 1), 5.0)
+    writer.keep(Decision(5.0, pushed(0, 1)))
     assert len(ends(path)) == 1
-    writer.event(pushed(0, 2), 5.05)
+    writer.keep(Decision(5.05, pushed(0, 2)))
     assert len(ends(path)) == 1
-    writer.event(pushed(0, 3), 5.125)
+    writer.keep(Decision(5.125, pushed(0, 3)))
     assert len(ends(path)) == 3
     writer.note("by hand", 5.13)
     writer.flush()
@@ -236,10 +225,10 @@ def test_events_are_flushed_every_tenth_of_a_second(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from plesio.core.events import Joined
-from plesio.protocol.journal import JournalHead, JournalWriter
+from plesio.protocol.journal import Decision, JournalHead, JournalWriter
 writer = JournalWriter(sys.argv[1], JournalHead(strategy="killed"))
 for number in range(100):
-    writer.event(Joined(number, 1), number * 0.05)
+    writer.keep(Decision(number * 0.05, Joined(number, 1)))
 writer.note("not flushed", 5.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -249,7 +238,7 @@ def test_a_killed_writer_loses_only_unflushed_records(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=60)
     assert ended.returncode == -signal.SIGKILL
-    times = [record.time_s for record in read_journal(path) if isinstance(record, Received)]
+    times = [one.time_s for one in read_journal(path).decisions()]
     assert len(times) == len(list(read_journal(path)))
     assert times[-1] > 4.95 - 0.11
 
@@ -345,12 +334,11 @@ def known(records: list[Record]) -> int:
     highest: Counter[int] = Counter()
     reported = 0
     for record in records:
-        event = record.event if isinstance(record, Received) else None
-        if isinstance(event, Reported):
-            reported += event.versions
-        numbered = record.members if isinstance(record, Folded) else [event, record]
-        for one in numbered:
-            if isinstance(one, Pushed | FoldedMember | Discard):
+        if not isinstance(record, Decision):
+            continue
+        reported += record.event.versions if isinstance(record.event, Reported) else 0
+        for one in (record.event, *record.effects, *(member for fold in record.folds for member in fold.members)):
+            if isinstance(one, Pushed | Member | Discard):
                 highest[one.worker] = max(highest[one.worker], one.number)
     return sum(highest.values()) + reported
 
@@ -359,7 +347,7 @@ def test_damage_in_the_middle_counts_the_contributions_after_it(tmp_path: Path) 
     path = tmp_path / "journal.bin"
     writer = JournalWriter(path, RUN)
     for number in range(1, 51):
-        writer.event(pushed(0, number), number / 10)
+        writer.keep(Decision(number / 10, pushed(0, number)))
     writer.close()
     content, hole = bytearray(path.read_bytes()), ends(path)[9]
     content[hole : hole + 300] = bytes(300)
@@ -432,15 +420,15 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
         read_journal(path)
 
 
-@pytest.mark.parametrize("body", [b"\x04", bytes([HEAD]), bytes([HEAD]) + msgspec.msgpack.encode({"strategy": "x"})])
+@pytest.mark.parametrize("body", [b"\x04", HEAD, HEAD + msgspec.msgpack.encode({"strategy": "x"})])
 def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(JournalError, match="damaged"):
         read_journal(with_head(tmp_path, body))
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, LOOKED_AT + 1])
+@pytest.mark.parametrize("other", [9, FORMAT + 1])
 def test_another_format_is_refused_by_its_number(tmp_path: Path, other: int) -> None:
-    body = bytes([HEAD]) + msgspec.msgpack.encode({"format": other, "strategy": 5})
+    body = HEAD + msgspec.msgpack.encode({"format": other, "strategy": 5})
     with pytest.raises(JournalError, match=rf"format {other}, and this plesio reads {FORMAT}"):
         read_journal(with_head(tmp_path, body))
 
@@ -473,19 +461,12 @@ def test_resume_continues_after_the_last_whole_record(tmp_path: Path) -> None:
 
 def played(strategy: Strategy, writer: JournalWriter) -> list[Effect]:
     """A run of three workers: one is slow, one sends a NaN, the slow one falls silent and is evicted."""
-    sequencer, now_s, effects = Sequencer(strategy, 3, silence_s=5.0), 1000.0, []
+    sequencer, recorder, now_s, effects = Sequencer(strategy, 3, silence_s=5.0), Recorder(writer), 1000.0, []
 
-    def take(event: JournalEvent | Ticked, loss: float = NAN) -> None:
-        if not isinstance(event, Ticked):
-            writer.event(event, now_s, loss)
-        for effect in sequencer.receive(event, now_s):
-            effects.append(effect)
-            if isinstance(effect, Fold):
-                writer.fold(effect, effect.version)
-            elif isinstance(effect, Discard):
-                writer.discard(effect)
-            elif isinstance(effect, Evict):
-                writer.event(effect, now_s)
+    def take(event: Event, loss: float = nan) -> None:
+        done = sequencer.receive(event, now_s)
+        recorder.told(event, done, now_s, loss)
+        effects.extend(done)
 
     for worker in range(3):
         take(Joined(worker, 1))
@@ -511,10 +492,8 @@ def played(strategy: Strategy, writer: JournalWriter) -> list[Effect]:
 def replayed(strategy: Strategy, path: Path) -> list[Effect]:
     """The effects of the journal's events alone."""
     sequencer, effects = Sequencer(strategy, 3, silence_s=5.0), []
-    for record in read_journal(path):
-        if isinstance(record, Received):
-            event = Ticked() if isinstance(record.event, Evict) else record.event
-            effects += sequencer.receive(event, record.time_s)
+    for one in read_journal(path).decisions():
+        effects += sequencer.receive(one.event, one.time_s)
     return effects
 
 
@@ -543,41 +522,41 @@ def test_the_story_has_one_row_per_contribution(tmp_path: Path, name: str) -> No
     strategy = STRATEGIES[name]()
     effects = played(strategy, JournalWriter(path, RUN))
     rows = list(story(read_journal(path)))
-    told = {(row.worker, row.number): row for row in rows if row.number}
-    assert len(told) == sum(1 for row in rows if row.number)
-    sent = {(r.event.worker, r.event.number) for r in read_journal(path) if isinstance(r, Received)
-            and isinstance(r.event, Pushed)}  # fmt: skip
-    assert sent <= told.keys()
+    row_of = {(row.worker, row.number): row for row in rows if row.number}
+    assert len(row_of) == sum(1 for row in rows if row.number)
+    told = [one.event for one in read_journal(path).decisions()]
+    sent = {(one.worker, one.number) for one in told if isinstance(one, Pushed)}
+    assert sent <= row_of.keys()
     for effect in effects:
         for member in effect.members if isinstance(effect, Fold) else ():
-            row = told[member.worker, member.number]
+            row = row_of[member.worker, member.number]
             assert (row.what, row.version) == ("folded", effect.version)
-            assert (row.computed_from, row.staleness) == (member.computed_from, member.staleness)
+            assert (row.computed_from, row.staleness) == (effect.version - 1 - member.staleness, member.staleness)
             assert (row.share, row.loss is None) == (member.share, False)
             assert row.held_s == 0 or any(phase.gather != Each() for phase in strategy.phases)
         if isinstance(effect, Discard):
-            row = told[effect.worker, effect.number]
+            row = row_of[effect.worker, effect.number]
             assert row.what == f"discarded: {effect.verdict.name.lower().replace('_', ' ')}"
 
 
 def test_a_duplicate_leaves_the_first_contributions_row_unchanged() -> None:
-    first, again = Received(1.0, pushed(0, 1), 0.5), Received(2.0, pushed(0, 1), 0.25)
-    duplicate = Discard(0, 1, 1, Verdict.DUPLICATE, 0)
-    folded = Folded(1, 0, 1.0, False, (FoldedMember(0, 1, 1, 0, 1.0),))
-    waiting = list(story([first, again, duplicate, folded]))
+    first, duplicate = Decision(1.0, pushed(0, 1), loss=0.5), Discard(0, 1, 1, Verdict.DUPLICATE, 0)
+    again = Decision(2.0, pushed(0, 1), (duplicate,), loss=0.25)
+    fold = Fold(1, (member(0, 1),), 1.0)
+    waiting = list(story([first, again, Decision(2.0, Ticked(), (fold,), (0,))]))
     assert [(row.what, row.loss) for row in waiting] == [("discarded: duplicate", 0.5), ("folded", 0.5)]
     assert waiting[1].held_s == 1.0
-    late = list(story([first, folded, again, duplicate]))
+    late = list(story([msgspec.structs.replace(first, effects=(fold,)), again]))
     assert [(row.what, row.loss) for row in late] == [("folded", 0.5), ("discarded: duplicate", 0.25)]
 
 
 @pytest.mark.parametrize("pause_s", [90.0, -8.0], ids=["the same clock", "a machine that was started anew"])
 def test_the_story_does_not_count_the_pause_of_a_resumed_run(pause_s: float) -> None:
     records = [
-        Received(10.0, Joined(0, 1), 0.0),
-        Received(12.0, Joined(1, 1), 0.0),
+        Decision(10.0, Joined(0, 1)),
+        Decision(12.0, Joined(1, 1)),
         Resumed(12.0 + pause_s, 0),
-        Received(15.0 + pause_s, Joined(0, 2), 0.0),
+        Decision(15.0 + pause_s, Joined(0, 2)),
     ]
     assert [row.time_s for row in story(records)] == [0.0, 2.0, 2.0, 5.0]
 
@@ -586,8 +565,7 @@ def test_the_story_uses_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "journal.bin"
     writer = JournalWriter(path, RUN)
     for number in range(1, 5001):
-        writer.event(pushed(0, number), number / 1000, 1.0)
-        writer.fold(fold(number, FoldedMember(0, 1, number, 0, 1.0)), 1)
+        writer.keep(folded(number / 1000, 0, number, number))
     writer.close()
     journal = read_journal(path)
     tracemalloc.start()
@@ -625,9 +603,8 @@ def long(tmp_path: Path) -> Path:
     writer = JournalWriter(tmp_path / "journal.bin", RUN)
     for version in range(1, 41):
         worker, number = version % 2, (version + 1) // 2
-        writer.event(pushed(worker, number), version / 10, 1 / version)
         stale = 12 if worker and number % 10 == 0 else 1
-        writer.fold(fold(version, FoldedMember(worker, 1, number, stale, 1.0)), version)
+        writer.keep(folded(version / 10, worker, number, version, stale))
     writer.end(40, "ff", 5.0)
     return tmp_path
 
@@ -710,8 +687,8 @@ async_sgd: 2 workers, seed 7, python 3.11.7, torch 2.13.0
 ────────────────────────────────────────────────────────────────────────────
      0.000         0      0                                             joined
      0.000         0      1                                             joined
-     0.500         1      0        1         0     0  1.000        2.5  folded
-     1.000         2      1        1         0     1  1.000       2.25  folded
+     0.500         1      0        1         0     0  1.000          1  folded
+     1.000         2      1        1         0     1  1.000        0.5  folded
      1.500         2      1        2         2     0                    discarded: not finite
      1.500         2      1                                             dropped a step at look 2, 3 batches with it
      1.750         7      0                                             folded 5 in place
@@ -721,28 +698,28 @@ async_sgd: 2 workers, seed 7, python 3.11.7, torch 2.13.0
      3.000         7                                                    ended, weights 00ff
 """
 GOLDEN = """
-89706c6573696f0aca00000024acd9ae018da6666f726d617409a87374726174656779a96173796e635f736764a66669656c647382a56576
+89706c6573696f0aca00000080129895018da6666f726d61740ca87374726174656779a96173796e635f736764a66669656c647382a56576
 65727981a5737465707301a6676174686572a465616368a7776f726b65727302a47365656407a8737465616c696e67c3a973696c656e6365
 5f73cb4072c00000000000a77468726561647301a876657273696f6e7382a6707974686f6ea6332e31312e37a5746f726368a6322e31332e
-30ae6370755f6361706162696c697479a441565832a6736372697074a0aa747261696e5f68617368a23066a5746f72636880170000009e23
-73a30295cb4059000000000000cb7ff80000000000000001c0170000006c915cd60295cb4059000000000000cb7ff80000000000000101c0
-1b000000953f66a90699cb4059100000000000cb7ff8000000000000000100080200c218000000294c84780b96cb4059180000000000cb7f
-f8000000000000000101c21e00000072033a7c049ccb4059200000000000cb4004000000000000000101011001c300c2c225000000184d6b
-fe109501cf0123456789abcdefcb3ff0000000000000c2919500010100cb3ff00000000000001e0000006206e72a049ccb40594000000000
-00cb4002000000000000010101011001c300c2c22500000087b39118109502cffedcba9876543210cb3fe0000000000000c2919501010101
-cb3ff00000000000001e0000008f326a30049ccb4059600000000000cb7ff8000000000000010102011001c200c2c2080000003fe4559311
-9601010202001018000000c1cc45f30796cb4059600000000000cb7ff8000000000000010103021800000093aa339f0596cb405970000000
-0000cb7ff8000000000000000105052000000084befd711293cb405980000000000001b3776f726b657220312077656e742071756965741f
-000000a0361eaa0895cb4059800000000000cb7ff80000000000000101cb40290000000000001700000016299b1b0395cb40598000000000
-00cb7ff80000000000000101c3110000006bf291561393cb4059c0000000000007a430306666
+30ae6370755f6361706162696c697479a441565832a6736372697074a0aa747261696e5f68617368a23066a5746f7263688015000000185e
+db7a96a144cb405900000000000094a14a0001c09090c015000000d8f00c0196a144cb405900000000000094a14a0101c09090c019000000
+0475e40896a144cb405910000000000098a144000100080200c29090c016000000f56781b696a144cb405918000000000095a157000101c2
+9090c04c000000f172c8f196a144cb40592000000000009ba150000101011001c300c2c29195a14601919700010100cb3ff0000000000000
+0110cb3ff0000000000000c091cf0000010000000000cb3ff00000000000004c0000006274999696a144cb40594000000000009ba1500101
+01011001c300c2c29195a14602919701010101cb3ff00000000000000110cb3ff0000000000000c091cf0000020000000000cb3fe0000000
+00000025000000f36cd32c96a144cb40596000000000009ba150010102011001c200c2c29197a14401010202001090c016000000553e6453
+96a144cb405960000000000095a141010103029090c016000000c8c1520f96a144cb405970000000000095a152000105059090c021000000
+93a6352c94a14ecb405980000000000001b3776f726b657220312077656e74207175696574200000001053673a96a144cb40598000000000
+0091a1549194a1450101cb402900000000000090c015000000c8a10b2096a144cb405980000000000094a14c0101c39090c012000000b57b
+dbad94a145cb4059c0000000000007a430306666
 """
 
 GOLDEN_MANY = """
-89706c6573696f0aca00000024acd9ae018da6666f726d617409a87374726174656779a96173796e635f736764a66669656c647382a56576
+89706c6573696f0aca00000080129895018da6666f726d61740ca87374726174656779a96173796e635f736764a66669656c647382a56576
 65727981a5737465707301a6676174686572a465616368a7776f726b65727302a47365656407a8737465616c696e67c3a973696c656e6365
 5f73cb4072c00000000000a77468726561647301a876657273696f6e7382a6707974686f6ea6332e31312e37a5746f726368a6322e31332e
-30ae6370755f6361706162696c697479a441565832a6736372697074a0aa747261696e5f68617368a23066a5746f72636880260000005e38
-5a4d049ccb4059200000000000cb400400000000000000010203ce00011170ce00010000c302c2c21c0000004caa70cb0796cb4059600000
-000000cb7ff80000000000000101ce000100000220000000622dbad50596cb4059700000000000cb7ff80000000000000001ce00011170ce
-0001000011000000d90669e91393cb4059c0000000000007a430306666
+30ae6370755f6361706162696c697479a441565832a6736372697074a0aa747261696e5f68617368a23066a5746f726368802c0000000c1d
+9e9d96a144cb40592000000000009ba15000010203ce00011170ce00010000c302c2c29090cb40040000000000001a0000001b332c0b96a1
+44cb405960000000000095a1410101ce00010000029090c01e00000021f6973996a144cb405970000000000095a1520001ce00011170ce00
+0100009090c012000000deecc54694a145cb4059c0000000000007a430306666
 """

@@ -35,8 +35,8 @@ Make = Callable[[Sequence[torch.Tensor]], Optimizer]
 
 def fold(worker: int, version: int, scale: float) -> Fold:
     """What the sequencer says when `worker` contributed."""
-    member = Member(worker, 1, version, 0, 0, 1.0, 1, 1)
-    return Fold(version, (member,), scale, held=False, total_weight=1.0)
+    member = Member(worker, 1, version, 0, 1.0, 1, 1)
+    return Fold(version, (member,), scale)
 
 
 class Server:
@@ -91,8 +91,8 @@ class Server:
 
     def fold_held(self, workers: Sequence[int], version: int, scale: float) -> None:
         """Fold what these workers had held, in this order."""
-        members = tuple(Member(worker, 1, version, 0, 0, 1.0 / len(workers), 1, 1) for worker in workers)
-        self.folder.fold(Fold(version, members, scale, held=True, total_weight=float(len(workers))))
+        members = tuple(Member(worker, 1, version, 0, 1.0 / len(workers), 1, 1) for worker in workers)
+        self.folder.fold(Fold(version, members, scale, held=float(len(workers))))
 
     def sent(self, worker: int) -> list[torch.Tensor]:
         """What `worker` reads."""
@@ -601,8 +601,8 @@ def test_a_pending_contribution_of_a_dead_worker_is_folded_undamped() -> None:
         for view in slot.views:
             view.fill_(1.0)
     server.folder.forget(0)
-    members = tuple(Member(worker, 1, 1, 0, 0, 0.5, 1, 1) for worker in (0, 1))
-    server.folder.fold(Fold(1, members, 1.0, held=False, total_weight=2.0))
+    members = tuple(Member(worker, 1, 1, 0, 0.5, 1, 1) for worker in (0, 1))
+    server.folder.fold(Fold(1, members, 1.0))
     np.testing.assert_allclose(flat(server.now()), before - 0.1)
     assert not server.momenta[0].flat[0].any()
     assert server.momenta[1].flat[0].any()

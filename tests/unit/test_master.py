@@ -88,10 +88,10 @@ class Server:
             if held_by(self.strategy):
                 self.folder.hold(worker, 1.0)
         share = 1 / len(came)
-        members = tuple(Member(worker, 1, self.version, 0, 0, share, 1, 1) for worker in range(len(came)))
+        members = tuple(Member(worker, 1, self.version, 0, share, 1, 1) for worker in range(len(came)))
         scale = self.strategy.outer.scale(len(came), self.workers)
-        held = held_by(self.strategy) > 0
-        self.folder.fold(Fold(self.version, members, scale, held=held, total_weight=float(len(came))))
+        held = float(len(came)) if held_by(self.strategy) else None
+        self.folder.fold(Fold(self.version, members, scale, held))
         for worker in range(self.workers):
             self.folder.publish(worker)
 

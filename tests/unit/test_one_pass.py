@@ -100,8 +100,9 @@ class Server:
             if self.holds:
                 self.folder.hold(worker, 1.0)
                 self.folder.publish(worker)
-        members = [Member(one, 1, version, 0, 0, 1.0, share, 1) for one, share in zip(by, shares, strict=False)]
-        self.folder.fold(Fold(version, tuple(members), 1 / self.workers, held=self.holds, total_weight=float(len(by))))
+        members = [Member(one, 1, version, 0, 1.0, share, 1) for one, share in zip(by, shares, strict=False)]
+        held = float(len(by)) if self.holds else None
+        self.folder.fold(Fold(version, tuple(members), 1 / self.workers, held))
         seen = [self.ring.buffers[self.folder.publish(worker)].memory for worker in by]
         seen += self.folder.kept().tensors.values()
         seen.append(self.ring.buffers[self.folder.snapshot(-1)].memory)

@@ -61,14 +61,14 @@ def test_keys_go_there_values_come_back_and_gradients_of_all_passes_go_with_the_
     for _ in range(3):
         there.to(here, Served())
     assert here.slots.of(1, 5, 0).values[:5].tolist() == np.arange(10).reshape(5, 2).tolist()
-    member = Member(1, 1, 5, 0, 0, 1.0, 1, 1)
-    for gradient, step in enumerate((FoldRows(1, 5), Hold(1, 5, 0.5), Fold(1, (member,), 1.0, False, 1.0))):
+    member = Member(1, 1, 5, 0, 1.0, 1, 1)
+    for gradient, step in enumerate((FoldRows(1, 5), Hold(1, 5, 0.5), Fold(1, (member,), 1.0))):
         here.slots.of(1, 5, 0).gradients[:5], here.slots.of(1, 5, 0).touched[:5] = gradient + 1, gradient + 1
         here.to(there, step)
         laid = there.slots.of(1, 5, 0)
         assert (laid.gradients[:5] == gradient + 1).all()
         assert (laid.touched[:6].tolist(), laid.gradients[5].tolist()) == ([gradient + 1] * 5 + [0], [0, 0])
-    assert [payload for _, payload in here.frames.frames(Fold(1, (member,), 1.0, True, 1.0))] == [[]]
+    assert [payload for _, payload in here.frames.frames(Fold(1, (member,), 1.0, held=1.0))] == [[]]
 
 
 @pytest.mark.parametrize("over", [Vacated(1), Ask("begin_anew", ()), lay(1, 7, (0, 0), (0, 0))], ids=str)

@@ -57,7 +57,7 @@ class Run:
 
 
 def member(worker: int, number: int, share: float) -> Member:
-    return Member(worker, 1, number, 0, 0, share, 1, 1)
+    return Member(worker, 1, number, 0, share, 1, 1)
 
 
 def test_rows_of_a_round_step_by_the_weighted_mean_of_their_gradients_once() -> None:
@@ -66,7 +66,7 @@ def test_rows_of_a_round_step_by_the_weighted_mean_of_their_gradients_once() -> 
     assert run.rows() == {}, "a pull bears no row"
     run.push(0, 1, [1.0, 2.0])
     run.push(1, 1, [4.0, None])
-    run.do(Fold(1, (member(0, 1, 0.25), member(1, 1, 0.75)), 1.0, False, 4.0))
+    run.do(Fold(1, (member(0, 1, 0.25), member(1, 1, 0.75)), 1.0))
     assert run.rows() == {7: -0.5 * 0.25, 8: -0.5 * (0.25 * 2 + 0.75 * 4)}
     counted = run.tables.counted[0]
     assert (counted.served, counted.stepped, counted.born, counted.stale) == (4, 2, 2, 0)
@@ -81,9 +81,9 @@ def test_held_contributions_wait_in_a_sum_of_their_own() -> None:
         run.do(Hold(0, number, 2.0))
         run.push(0, number, [99.0])
         assert run.rows() == {}
-    run.do(Fold(1, (member(0, 1, 0.5), member(0, 2, 0.5)), 1.0, True, 4.0))
+    run.do(Fold(1, (member(0, 1, 0.5), member(0, 2, 0.5)), 1.0, held=4.0))
     assert run.rows() == {5: -0.5 * (2 * 1 + 2 * 3) / 4}
-    run.do(Fold(2, (), 1.0, True, 1.0))
+    run.do(Fold(2, (), 1.0, held=1.0))
     assert run.rows() == {5: -1.0}, "a sum is taken once"
 
 
@@ -176,7 +176,7 @@ def test_nothing_of_before_a_resume_waits() -> None:
     run.tables.begin_anew()
     run.pull(0, 1, (6,))
     run.push(0, 1, [2.0])
-    run.do(Fold(1, (member(0, 1, 1.0),), 1.0, False, 1.0))
+    run.do(Fold(1, (member(0, 1, 1.0),), 1.0))
     assert run.rows() == {6: -1.0}
 
 

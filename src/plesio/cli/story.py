@@ -7,12 +7,12 @@ only a replay needs (who was given which data) have no row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import isnan
 from typing import Any
 
 import msgspec
 
-from plesio.core.events import Abandoned, Discard, Evict, Joined, Left, Pushed, Reported, Verdict
+from plesio.core import events
+from plesio.core.events import Discard, Joined, Left, Pushed, Verdict
 from plesio.protocol import journal
 
 ON_ARRIVAL = (Verdict.DUPLICATE, Verdict.FENCED)  # about what has just come, not what came before under the same key
@@ -46,43 +46,43 @@ class _Teller:
         self._zero_s: float | None = None
         self._now_s = 0.0
         self._version = 0
-        self._came: dict[tuple[int, int, int], journal.Received] = {}
-        self._latest: journal.Received | None = None
+        self._came: dict[tuple[int, int, int], journal.Decision] = {}
+        self._latest: journal.Decision | None = None
         self._told: set[str] = set()
 
     def tell(self, record: journal.Record) -> Iterator[Row]:
-        if not isinstance(record, journal.Folded | Discard):
-            if self._zero_s is None:
-                self._zero_s = record.time_s
-            elif isinstance(record, journal.Resumed):  # perhaps on another clock: the machine was started anew
-                self._zero_s += record.time_s - self._now_s
-            self._now_s = record.time_s
-        match record:
-            case journal.Folded():
-                self._version = record.version
-                yield from map(self._folded, record.members)
-            case Discard():
-                yield self._discarded(record)
-            case journal.Received():
-                yield from self._received(record)
-            case _:
-                yield self._other(record)
+        if self._zero_s is None:
+            self._zero_s = record.time_s
+        elif isinstance(record, journal.Resumed):  # perhaps on another clock: the machine was started anew
+            self._zero_s += record.time_s - self._now_s
+        self._now_s = record.time_s
+        if not isinstance(record, journal.Decision):
+            yield self._other(record)
+            return
+        yield from self._event(record.event, record)
+        for effect in record.effects:
+            if isinstance(effect, events.Fold):
+                self._version = effect.version
+                yield from map(self._folded, effect.members)
+            elif isinstance(effect, Discard):
+                yield self._discarded(effect)
+            else:
+                yield self._row(f"evicted: silent for {effect.silent_s:.1f} s", effect.worker)
 
     def left_over(self) -> Iterator[Row]:
         """What came and was never folded."""
         for (worker, _, number), came in self._came.items():
             self._now_s = came.time_s
-            yield self._row("held, in no fold", worker, number=number, loss=_loss(came))
+            yield self._row("held, in no fold", worker, number=number, loss=came and came.loss)
 
-    def _received(self, received: journal.Received) -> Iterator[Row]:
-        event = received.event
+    def _event(self, event: events.Event, told: journal.Decision) -> Iterator[Row]:
         if isinstance(event, Pushed):
-            self._latest = received
-            self._came.setdefault((event.worker, event.incarnation, event.number), received)
+            self._latest = told
+            self._came.setdefault((event.worker, event.incarnation, event.number), told)
             return
-        if isinstance(event, Reported):
+        if isinstance(event, events.Reported):
             self._version += event.versions
-        if not isinstance(event, journal.WorkerEvent | Evict):  # told by the server's note, and by the fold it made
+        if not isinstance(event, events.WorkerEvent):  # told by the server's note, and by the fold it made
             return
         died = f"worker {event.worker} died"  # as the server's note says
         if isinstance(event, Left) and died in self._told:
@@ -90,7 +90,7 @@ class _Teller:
         elif what := _in_words(event):
             yield self._row(what, event.worker)
 
-    def _folded(self, member: journal.FoldedMember) -> Row:
+    def _folded(self, member: events.Member) -> Row:
         came = self._came.pop((member.worker, member.incarnation, member.number), None)
         return self._row(
             "folded",
@@ -99,7 +99,7 @@ class _Teller:
             computed_from=self._version - 1 - member.staleness,
             staleness=member.staleness,
             share=member.share,
-            loss=_loss(came),
+            loss=came and came.loss,
             held_s=came and self._now_s - came.time_s,
         )
 
@@ -115,7 +115,7 @@ class _Teller:
             number=discard.number,
             computed_from=self._version - discard.staleness if known else None,
             staleness=discard.staleness if known else None,
-            loss=_loss(came),
+            loss=came and came.loss,
         )
 
     def _other(self, record: journal.Noted | journal.Ended | journal.Resumed) -> Row:
@@ -133,20 +133,14 @@ class _Teller:
         return Row(time_s=time_s, version=self._version, what=what, worker=worker, **fields)
 
 
-def _loss(came: journal.Received | None) -> float | None:
-    return None if came is None or isnan(came.loss) else came.loss
-
-
-def _in_words(event: journal.WorkerEvent | Evict) -> str:
-    if isinstance(event, Evict):
-        return f"evicted: silent for {event.silent_s:.1f} s"
+def _in_words(event: events.WorkerEvent) -> str:
     if isinstance(event, Joined):
         return "joined" if event.incarnation <= 1 else f"joined again, incarnation {event.incarnation}"
     if isinstance(event, Left):
         return "died or was stopped" if event.died else "finished"
-    if isinstance(event, Abandoned):
+    if isinstance(event, events.Abandoned):
         where = f"at look {event.look}" if event.look else "when it was done"
         return f"dropped a step {where}, {event.batches} batches with it"
-    if isinstance(event, Reported):
+    if isinstance(event, events.Reported):
         return f"folded {event.versions} in place"
     return ""

@@ -1,5 +1,8 @@
 """What happens (events) and what is to be done about it (effects). Headers only: no tensor passes here.
 
+The journal keeps some of these, as arrays that are told apart by the letter of their `tag`. Whoever changes a field or a letter
+counts up its format (`plesio.protocol.journal.records`).
+
 A worker is a seat number; a process sitting on it is an *incarnation*, so that one that comes back is told from the one
 that died. A contribution is known by its key `(worker, incarnation, number)`; numbers count from 1, one an exchange.
 """
@@ -50,7 +53,7 @@ class Whereabouts(msgspec.Struct, frozen=True, gc=False):
     asks: bool
 
 
-class Joined(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag="J", gc=False):
     """A worker process is ready to train; `at`: it had lost its seat, and goes on in its loop there."""
 
     worker: int
@@ -58,7 +61,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True, gc=False):
     at: Whereabouts | None = None
 
 
-class Left(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Left(msgspec.Struct, frozen=True, array_like=True, tag="L", gc=False):
     """A worker process ended (`died` = False: it finished its training function)."""
 
     worker: int
@@ -66,7 +69,7 @@ class Left(msgspec.Struct, frozen=True, tag=True, gc=False):
     died: bool
 
 
-class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Pushed(msgspec.Struct, frozen=True, array_like=True, tag="P", gc=False):
     """A contribution arrived whole. `batches` is how many leased batches it used up, oldest first. `adopted_at`: after which step
     of it its worker took the last answer. 0 is before the first; one more than there are is where it sent this. `earlier`: it
     also has what its worker had not sent of a model in parts. `rows`: it moves rows of tables."""
@@ -83,7 +86,7 @@ class Pushed(msgspec.Struct, frozen=True, tag=True, gc=False):
     rows: bool = False
 
 
-class Abandoned(msgspec.Struct, frozen=True, gc=False):
+class Abandoned(msgspec.Struct, frozen=True, array_like=True, tag="A", gc=False):
     """A worker dropped a step that was called off, and `batches` leased batches with it. `look`: the number of the check inside
     the step that found out, from 1; 0 if the step was done by then."""
 
@@ -93,7 +96,7 @@ class Abandoned(msgspec.Struct, frozen=True, gc=False):
     look: int = 0
 
 
-class Reported(msgspec.Struct, frozen=True, gc=False):
+class Reported(msgspec.Struct, frozen=True, array_like=True, tag="R", gc=False):
     """Work that was folded without the server (shared memory, all-reduce): `versions` more, `batches` used up."""
 
     worker: int
@@ -102,7 +105,7 @@ class Reported(msgspec.Struct, frozen=True, gc=False):
     batches: int
 
 
-class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
+class LeaseWanted(msgspec.Struct, frozen=True, array_like=True, tag="D", gc=False):
     """A worker wants data: `most` batches of `epoch` (of `total`). It will not use the last `unused` that it was given. `ahead`:
     it goes on with what it has."""
 
@@ -115,7 +118,7 @@ class LeaseWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
     ahead: bool = False
 
 
-class RowsWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
+class RowsWanted(msgspec.Struct, frozen=True, array_like=True, tag="W", gc=False):
     """A worker wants rows of tables, whose keys lie in its slot: for its contribution `number`; 0: only to read them. `ahead`: it
     is still at the contribution before that."""
 
@@ -125,7 +128,7 @@ class RowsWanted(msgspec.Struct, frozen=True, tag=True, gc=False):
     ahead: bool = False
 
 
-class Scaled(msgspec.Struct, frozen=True, gc=False):
+class Scaled(msgspec.Struct, frozen=True, array_like=True, tag="S", gc=False):
     """The run is to have so many workers from now on: learning rates, and data in equal parts, are shared among that many.
 
     Who comes and who goes for it is told as ever, by `Joined` and `Left`."""
@@ -133,47 +136,44 @@ class Scaled(msgspec.Struct, frozen=True, gc=False):
     workers: int
 
 
-class Switched(msgspec.Struct, frozen=True, gc=False):
+class Switched(msgspec.Struct, frozen=True, array_like=True, tag="H", gc=False):
     """The run is to go on in another phase of its strategy (`plesio.core.switching`)."""
 
     phase: int
 
 
-class RoundBegins(msgspec.Struct, frozen=True, gc=False):
+class RoundBegins(msgspec.Struct, frozen=True, array_like=True, tag="B", gc=False):
     """The next round may begin. From the first one that is told, each round waits for another. `clients`: those that may be drawn
     from the next round on; empty: all; None: those of before."""
 
     clients: tuple[int, ...] | None = None
 
 
-class GivenUp(msgspec.Struct, frozen=True, gc=False):
+class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="G", gc=False):
     """The run is to end: a round waits no longer for workers that are missing. What came for it does not count."""
 
 
-class Ticked(msgspec.Struct, frozen=True, gc=False):
+class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="T", gc=False):
     """Time went by; sent now and then so that silent workers are noticed, and when a grace is over."""
 
 
-Event = (
-    Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
-    | Scaled | Switched | RoundBegins | GivenUp | Ticked
-)  # fmt: skip
+WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
+Event = WorkerEvent | Scaled | Switched | RoundBegins | GivenUp | Ticked
 
 
-class Member(msgspec.Struct, frozen=True, gc=False):
+class Member(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One contribution in a fold. `share` is its part of the weighted mean: the shares of a fold add up to 1."""
 
     worker: int
     incarnation: int
     number: int
-    computed_from: int
     staleness: int
     share: float
     steps: int
     samples: int
 
 
-class Hold(msgspec.Struct, frozen=True, tag=True, gc=False):
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Add `weight` times this contribution to the buffer now: its worker goes on before the fold."""
 
     worker: int
@@ -189,25 +189,24 @@ class Serve(msgspec.Struct, frozen=True, tag=True, gc=False):
     ahead: bool = False
 
 
-class FoldRows(msgspec.Struct, frozen=True, tag=True, gc=False):
+class FoldRows(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Step the rows of tables by what `worker` found for them in contribution `number`, which may be folded later."""
 
     worker: int
     number: int
 
 
-class Fold(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Make `version` of these, moving by `scale` of the user's learning rate. `held`: they were held before; the sum in the
-    buffer, divided by `total_weight`, is their weighted mean."""
+class Fold(msgspec.Struct, frozen=True, array_like=True, tag="F", gc=False):
+    """Make `version` of these, moving by `scale` of the user's learning rate. `held`: they were held before, and weigh so
+    much together: the sum in the buffer, divided by it, is their weighted mean."""
 
     version: int
     members: tuple[Member, ...]
     scale: float
-    held: bool
-    total_weight: float
+    held: float | None = None
 
 
-class Discard(msgspec.Struct, frozen=True, gc=False):
+class Discard(msgspec.Struct, frozen=True, array_like=True, tag="D", gc=False):
     """A contribution does not count."""
 
     worker: int
@@ -292,7 +291,7 @@ class WakeAt(msgspec.Struct, frozen=True, gc=False):
     time_s: float
 
 
-class Evict(msgspec.Struct, frozen=True, gc=False):
+class Evict(msgspec.Struct, frozen=True, array_like=True, tag="E", gc=False):
     """A worker that others wait for, or one of the last after others finished, was silent too long: it is a member no longer."""
 
     worker: int

@@ -48,11 +48,8 @@ class Folds:
             scale = self._scale(count, self._workers)
         if not self._normalised:
             scale *= total / count
-        return Fold(version, members, scale, self._held, total)
+        return Fold(version, members, scale, total if self._held else None)
 
     def _member(self, version: int, one: Pending, share: float) -> Member:
-        event, read = one.event, one.computed_from
-        staleness = version - 1 - read
-        return Member(
-            event.worker, event.incarnation, event.number, read, staleness, share, event.steps, event.samples
-        )  # fmt: skip
+        event, staleness = one.event, version - 1 - one.computed_from
+        return Member(event.worker, event.incarnation, event.number, staleness, share, event.steps, event.samples)

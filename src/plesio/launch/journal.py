@@ -11,7 +11,7 @@ import torch
 from plesio.launch.job import Job
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.provenance import source_of, train_hash, versions
-from plesio.protocol.journal import FORMAT, ISLANDS, LOOKED_AT, PHASED, JournalHead, JournalWriter
+from plesio.protocol.journal import ISLANDS, JournalHead, JournalWriter
 
 
 def begun(job: Job, threads: int) -> JournalWriter:
@@ -19,9 +19,7 @@ def begun(job: Job, threads: int) -> JournalWriter:
     path, config = Path(job.keeping.journal), job.config
     if path.exists():
         return JournalWriter.resume(path)
-    looked_at = job.by_round or config.strategy.gather.least is not None
     head = JournalHead(  # what has to be the same for a replay to come out the same
-        format=LOOKED_AT if looked_at else PHASED if config.strategy.plan else FORMAT,
         workers_max=config.workers_max or msgspec.UNSET,
         strategy=config.strategy.name,
         fields=config.strategy.as_data(),

@@ -14,7 +14,7 @@ from plesio.errors import CheckpointError
 from plesio.launch.job import Job
 from plesio.observe.provenance import train_hash
 from plesio.observe.summary import Incident
-from plesio.protocol.journal import FILE_NAME, Folded, JournalError, read_journal
+from plesio.protocol.journal import FILE_NAME, Decision, JournalError, read_journal
 from plesio.server.checkpoints import FOLDER, MANIFEST, Manifest, Saved, check_free, kept_in, latest, newest_version
 from plesio.server.keeping import Keeping
 from plesio.worker.warn import warn
@@ -93,8 +93,8 @@ def _undone(manifest: Manifest) -> tuple[int, str]:
         whole, last = journal.start == manifest.position, manifest.version
         for end, record in journal.placed():
             whole = whole or end == manifest.position
-            if end > manifest.position and isinstance(record, Folded):
-                last = max(last, record.version)
+            if end > manifest.position and isinstance(record, Decision):
+                last = max([last, *(fold.version for fold in record.folds)])
     except JournalError as error:
         return 0, f"{UNKNOWN}: {error}"
     if not whole:

@@ -193,7 +193,7 @@ class AllAtOnce(Gather):
     def _parts(self, fold: Fold, absent: int) -> tuple[list[Arena], list[float]]:
         if fold.held:
             assert self._held is not None, "held contributions lie in the buffer"
-            return [self._held.take_mean(fold.total_weight)], [1.0]
+            return [self._held.take_mean(fold.held)], [1.0]
         if self._combined is not None:
             self._check_enough(fold)
         elif len(fold.members) == 1 and self._packing is None and self._noise is None:  # as most are
@@ -228,7 +228,7 @@ class AllAtOnce(Gather):
     def _rows_of(self, tables: Tables, fold: Fold) -> list[tuple[float, dict[int, torch.Tensor]]]:
         """Of each contribution its share, and its gradients of tables."""
         if fold.held:
-            return [(weight / fold.total_weight, one) for weight, one in tables.take_held()]
+            return [(weight / fold.held, one) for weight, one in tables.take_held()]
         alone = len(fold.members) == 1
         return [
             (1.0 if alone else one.share, tables.gradients_of(one.worker, self._slots[one.worker]))

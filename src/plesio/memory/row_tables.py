@@ -178,7 +178,7 @@ class RowTables:
             return
         for member in fold.members if not fold.held else ():
             self._add(member.worker, member.number, member.share)
-        weight = 1.0 / fold.total_weight if fold.held else 1.0
+        weight = 1.0 / fold.held if fold.held else 1.0
         seen, self.clock = self._oldest, self.clock + 1
         self._oldest = self.clock
         for table, (store, waiting) in enumerate(zip(self.stores, self._sums, strict=True)):

@@ -32,11 +32,11 @@ from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
 
 
-class Bells(msgspec.Struct, tag=True, frozen=True):
+class Bells(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Descriptors come with it: of more readers' bells (eventfd), in their order."""
 
 
-class Begin(msgspec.Struct, tag=True, frozen=True):
+class Begin(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The descriptor of the slots of `readers` comes with it. It is `server` of so many `servers`."""
 
     specs: tuple[TableSpec, ...]
@@ -46,7 +46,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     servers: int
 
 
-class Lay(msgspec.Struct, tag=True, frozen=True):
+class Lay(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """`request` of `reader` is to be served now: that was decided at `decided_s`, on this host's clock."""
 
     reader: int
@@ -54,44 +54,44 @@ class Lay(msgspec.Struct, tag=True, frozen=True):
     decided_s: float
 
 
-class Reading(msgspec.Struct, tag=True, frozen=True):
+class Reading(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The last reader, which steps nothing, begins to read, or is done: meanwhile it is given rows as they were at first."""
 
     begins: bool
 
 
-class Vacated(msgspec.Struct, tag=True, frozen=True):
+class Vacated(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Another process sits at `reader`'s place from now on."""
 
     reader: int
 
 
-class Ask(msgspec.Struct, tag=True, frozen=True):
+class Ask(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Call the method `what` with `args`; a file of rows may come with it, before them."""
 
     what: str
     args: tuple[Any, ...]
 
 
-class Answered(msgspec.Struct, tag=True, frozen=True):
+class Answered(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What the method returned, or the `error` of the system that it raised. A descriptor comes in place of a number."""
 
     value: Any = None
     error: str = ""
 
 
-class Stands(msgspec.Struct, tag=True, frozen=True):
+class Stands(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What became of its rows so far, and what it did: now and then, and before the answer to who asks. At first: it is here."""
 
     summaries: dict[str, RowsSummary]
     load: RowServer
 
 
-class Piece(msgspec.Struct, tag=True, frozen=True):
+class Piece(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Between hosts: some bytes of a file come with it, at most `PIECE_BYTES_MAX`."""
 
 
-class Served(msgspec.Struct, tag=True, frozen=True):
+class Served(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Between hosts: the values of the first Lay that waits for them come with it."""
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import nan
+from math import isnan, nan
 from typing import Any, Concatenate, ParamSpec
 
 from plesio.core.events import Discard, Effect, Event, Evict, Fold, Ticked
 from plesio.memory.port import Memory
-from plesio.protocol.journal import JournalError, JournalWriter
+from plesio.protocol.journal import Decision, JournalError, JournalWriter
 
 P = ParamSpec("P")
+KEPT = {Fold, Discard, Evict}
 
 
 class Recorder:
@@ -38,19 +39,12 @@ class Recorder:
 
     def told(self, event: Event, effects: Sequence[Effect], now_s: float, loss: float = nan) -> None:
         """The sequencer was told `event`, and `effects` are done; `loss` is what the worker that says it last logged."""
-        if self._writer is None:
+        if self._writer is None or (isinstance(event, Ticked) and not effects):
             return
-        if not isinstance(event, Ticked) or (effects and not isinstance(effects[0], Evict)):
-            self.keep(JournalWriter.event, event, now_s, loss)
-        effect: Any
-        for effect in effects:
-            kind: type = type(effect)
-            if kind is Fold:
-                self.keep(JournalWriter.fold, effect, self.memory.checksum(effect.version))
-            elif kind is Discard:
-                self.keep(JournalWriter.discard, effect)
-            elif kind is Evict:
-                self.keep(JournalWriter.event, effect, now_s)
+        kept: list[Any] = [effect for effect in effects if type(effect) in KEPT]
+        checksums = [self.memory.checksum(effect.version) for effect in kept if type(effect) is Fold]
+        decision = Decision(now_s, event, tuple(kept), tuple(checksums), None if isnan(loss) else loss)
+        self.keep(JournalWriter.keep, decision)
 
     @property
     def position(self) -> int:

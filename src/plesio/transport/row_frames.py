@@ -102,7 +102,7 @@ class RowFrames:
                 return self._rows[self._unserved[0].reader].values(self._unserved[0].request)
             case FoldRows(worker, number) | Hold(worker, number):
                 return self._of_reader(worker).gradients(number)
-            case Fold(members=members, held=False):
+            case Fold(members=members, held=None):
                 return [view for one in members for view in self._of_reader(one.worker).gradients(one.number)]
             case messages.Piece():
                 return [memoryview(self._piece)]

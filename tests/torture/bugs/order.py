@@ -58,7 +58,7 @@ class _AlwaysFresh(Sequencer):
     class _Folds(Folds):
         def of(self, version: int, counting: list[Pending]) -> Fold:
             fold = super().of(version, counting)
-            fresh = [replace(one, computed_from=version - 1, staleness=0) for one in fold.members]
+            fresh = [replace(one, staleness=0) for one in fold.members]
             return replace(fold, members=tuple(fresh))
 
     def __init__(self, strategy: Strategy, workers: int, *arguments: Any, **settings: Any) -> None:

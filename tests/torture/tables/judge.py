@@ -196,7 +196,7 @@ class Judge:
 
     def _fold(self, fold: Fold, payloads: Sequence[int]) -> None:
         if fold.held:
-            mean, self._sum = {key: one / fold.total_weight for key, one in self._sum.items()}, {}
+            mean, self._sum = {key: one / fold.held for key, one in self._sum.items()}, {}
         else:
             for member, payload in zip(fold.members, payloads, strict=True):
                 self._give(member.worker, payload)

@@ -6,9 +6,8 @@ from collections import deque
 from itertools import islice, takewhile
 from typing import Any
 
-from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, RowsWanted, Whereabouts
+from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, RowsWanted, Whereabouts, WorkerEvent
 from plesio.launch.one_process.greenlets import Ask, GreenletWorker, Request, StillTimer, Watcher
-from plesio.protocol.journal import JournalEvent
 from plesio.protocol.worker import LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.transport.doorbell import Located
 from plesio.worker.data.use import DataUse
@@ -23,7 +22,7 @@ class RecordedWorker(Watcher):
     away = True  # whether it went on while an answer travelled, or asked for data ahead, is in the journal
 
     def __init__(self) -> None:
-        self.upcoming: deque[JournalEvent] = deque()
+        self.upcoming: deque[WorkerEvent] = deque()
         self.joins: deque[Joined] = deque()  # of which there are upcoming
         self.worker: GreenletWorker | None = None
         self.request: Request | None = None

@@ -54,7 +54,7 @@ def check_beginning(journal: Journal) -> None:
 
 def check_until(journal: Journal, until: int) -> None:
     """Before anything is done again: the journal must get there."""
-    last = max((one.version for one in journal if isinstance(one, records.Folded)), default=0)
+    last = max((fold.version for fold in journal.folds()), default=0)
     if isinstance(until, bool) or not isinstance(until, int) or not 0 <= until <= last:
         lost = f" (it lacks {journal.missing})" if journal.missing is not None else ""
         raise ReplayError(f"until={until!r}: {journal.path} holds versions 0 to {last}{lost}; give one of these")

@@ -13,9 +13,8 @@ in time that its step was called off) is read from the journal as well.
 | RoundBegins, GivenUp        | the sequencer hears of it                                                 |
 | LeaseWanted, Pushed         | the worker's request must be that one; the sequencer hears of it          |
 | Abandoned, Left             | the sequencer hears of it                                                 |
-| fold                        | ours must have the same checksum                                          |
 | resumption                  | all begin anew from the version that is there                             |
-| Ticked, eviction            | the sequencer is told the time it was then                                |
+| Ticked                      | the sequencer is told the time it was then                                |
 | end                         | the weights must have the same hash                                       |
 """
 
@@ -45,7 +44,7 @@ from plesio.launch.replayed.recorded_worker import RecordedWorker, answers
 from plesio.launch.replayed.repeatable import ReplayError, changed, check_beginning, check_until, strategy_of
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.meter import Meter
-from plesio.protocol.journal import NO_END, Journal, JournalError, WorkerEvent, read_journal, records
+from plesio.protocol.journal import NO_END, Journal, JournalError, read_journal, records
 from plesio.protocol.worker import (
     Beginning,
     Contribution,
@@ -209,10 +208,11 @@ class _Replay(Replies):
 
     def run(self) -> Replayed:
         differs = ""
+        record: records.Record
         try:
-            for record in self._journal:
-                event = record.event if isinstance(record, records.Received) else None
-                if isinstance(event, WorkerEvent):
+            for record in self._journal.decisions():
+                event = record.event
+                if isinstance(event, events.WorkerEvent):
                     self._seats[event.worker].upcoming.append(event)
                     if isinstance(event, events.Joined):
                         self._seats[event.worker].joins.append(event)
@@ -237,39 +237,37 @@ class _Replay(Replies):
 
     def _take(self, record: records.Record) -> None:
         match record:
-            case records.Received(time_s, event):
-                if isinstance(event, events.Scaled):
-                    self._program.scale(event.workers, time_s)
-                elif isinstance(event, events.Switched | events.RoundBegins | events.GivenUp):
-                    self._program.receive(event, time_s)
-                elif not isinstance(event, (events.Evict, events.Ticked)):
-                    self._heard(event, time_s)
-                elif isinstance(event, events.Ticked) or self._is_member(event):
-                    self._program.receive(events.Ticked(), time_s)
+            case records.Decision(time_s, event):
+                self._told(event, time_s)
             case records.Noted(_, worker, text) if text == records.ELSEWHERE.format(worker):
                 self._elsewhere.add(worker)
             case records.Resumed():
                 self._resume(record.held)
-            case records.Folded():
-                self._compare(record)
             case records.Ended() if self._checksums.memory.digest() != record.weights_hash:
                 raise _DifferentError("all versions looked the same, but the final weights differ")
         for seat, answer in self._answered:  # they run up to their next requests
             if seat.worker is not None and not seat.lost:
                 seat.hear(answer)
         self._answered.clear()
+        if isinstance(record, records.Decision):
+            for place, fold in enumerate(record.folds):
+                self._compare(fold, record.checksums[place])
 
-    def _is_member(self, evict: events.Evict) -> bool:
-        """Whether that is still to be done: the event before it may have led to it."""
-        return self._program.sequencer.members.seat(evict.worker, evict.incarnation) is not None
+    def _told(self, event: events.Event, time_s: float) -> None:
+        if isinstance(event, events.WorkerEvent):
+            self._heard(event, time_s)
+        elif isinstance(event, events.Scaled):
+            self._program.scale(event.workers, time_s)
+        else:
+            self._program.receive(event, time_s)
 
-    def _compare(self, folded: records.Folded) -> None:
-        ours = self._checksums.made.pop(folded.version, None)
-        if ours != folded.checksum:
-            who = ", ".join(f"{one.number} of worker {one.worker}" for one in folded.members)
+    def _compare(self, fold: events.Fold, checksum: int) -> None:
+        ours = self._checksums.made.pop(fold.version, None)
+        if ours != checksum:
+            who = ", ".join(f"{one.number} of worker {one.worker}" for one in fold.members)
             what = f"made of contribution {who}, the weights are not the same"
             raise _DifferentError(what if ours is not None else "it was not made here")
-        self._same = folded.version
+        self._same = fold.version
 
     def _resume(self, held: tuple[int, ...]) -> None:
         """The run was interrupted after its checkpoint; do what restoring that does. `held`: whose own state came back."""
@@ -284,7 +282,7 @@ class _Replay(Replies):
         memory.begin_anew()
         self._program.go_back(self._program.sequencer.state())
 
-    def _heard(self, event: WorkerEvent, time_s: float) -> None:
+    def _heard(self, event: events.WorkerEvent, time_s: float) -> None:
         program, seat, worker = self._program, self._seats[event.worker], event.worker
         if isinstance(event, events.RowsWanted) and event.ahead:
             seat.forget(event)
@@ -355,7 +353,7 @@ class _Replay(Replies):
             return self.seating.memory.whole(Beginning(version, False, 0, 0))
         return self.seating.memory.whole(GoOn(version, False, events.Verdict.TAKEN))
 
-    def _otherwise(self, seat: RecordedWorker, event: WorkerEvent) -> _DifferentError:
+    def _otherwise(self, seat: RecordedWorker, event: events.WorkerEvent) -> _DifferentError:
         error = seat.worker.error if seat.worker is not None else None
         here = error or f"worker {event.worker} wants {seat.request}"
         return _DifferentError(f"the journal has {event}; here {here}")

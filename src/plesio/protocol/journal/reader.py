@@ -9,7 +9,7 @@ Whatever the bytes: they are read, reported missing, or answered with a `Journal
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from plesio.core.events import Discard, Pushed, Reported
+from plesio.core.events import Discard, Fold, Member, Pushed, Reported
 from plesio.protocol.journal import records
-from plesio.protocol.journal.records import Ended, Folded, FoldedMember, JournalError, JournalHead, Received, Record
+from plesio.protocol.journal.records import Decision, Ended, JournalError, JournalHead, Record
 
 NO_END = "the journal has no end: its run was killed, or is still going"
 
@@ -47,6 +47,12 @@ class Journal:
 
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.placed())
+
+    def decisions(self) -> Iterator[Decision]:
+        return (record for record in self if isinstance(record, Decision))
+
+    def folds(self) -> Iterator[Fold]:
+        return (fold for one in self.decisions() for fold in one.folds)
 
     def placed(self) -> Iterator[tuple[int, Record]]:
         position = self.start
@@ -98,18 +104,16 @@ def _contributions(known: Iterable[Record]) -> int:
     numbers: dict[tuple[int, int], int] = {}
     reported = 0
     for record in known:
-        seen: Sequence[FoldedMember | Discard | Pushed] = ()
-        if isinstance(record, Folded):
-            seen = record.members
-        elif isinstance(record, Discard):
-            seen = (record,)
-        elif isinstance(record, Received) and isinstance(record.event, Reported):
+        if not isinstance(record, Decision):
+            continue
+        if isinstance(record.event, Reported):
             reported += record.event.versions
-        elif isinstance(record, Received) and isinstance(record.event, Pushed):
-            seen = (record.event,)
-        for one in seen:
-            key = (one.worker, one.incarnation)
-            numbers[key] = max(one.number, numbers.get(key, 0))
+        for said in (record.event, *record.effects):
+            numbered = said.members if isinstance(said, Fold) else (said,)
+            for one in numbered:
+                if isinstance(one, Pushed | Member | Discard):
+                    key = (one.worker, one.incarnation)
+                    numbers[key] = max(one.number, numbers.get(key, 0))
     return sum(numbers.values()) + reported
 
 

@@ -1,66 +1,37 @@
 """What a journal holds, and its bytes.
 
     journal = MAGIC, record (the head), record, record, ...
-    record  = length (4 bytes), checksum (4 bytes), body;  body = kind (1 byte), fields
+    record  = length (4 bytes), checksum (4 bytes), body
 
-The frame's numbers are little-endian. The fields are a msgpack array. Workers are below 65,536; versions and their checksums
-below 2**64.
+The frame's numbers are little-endian. The head's body is the byte HEAD and a msgpack map, to which fields with a default may be
+added. Other bodies are msgpack arrays: a letter, and the fields of the struct below that it stands for. In a `Decision` are the
+events and effects themselves (`plesio.core.events`), each an array of the same kind. Whatever of them changes is a new `FORMAT`.
+Workers are below 65,536; versions and their checksums below 2**64.
 
 The checksum is the low half of xxh3-64 over the body, seeded with the record's place in the file: a record that was
 moved, repeated or left over from an older file is as wrong as one with a flipped bit, and after damage the next whole
-record is found by trying every byte. The head is a msgpack map, to which fields with a default may be added; any other
-change, a new kind too, is a new `FORMAT`. A run whose strategy has phases is of format `PHASED`: it may hold `Switched`. One
-whose rounds are looked at, or take a least number of workers, is of format `LOOKED_AT`: it may hold `RoundBegins` and `GivenUp`.
-
-| kind       | fields                                                                                             |
-| ---------- | -------------------------------------------------------------------------------------------------- |
-| head       | a map: `JournalHead`                                                                               |
-| events     | time, loss (NaN if not Pushed), the event's fields                                                 |
-| eviction   | time, NaN, the fields of `Evict`                                                                   |
-| discard    | the fields of `Discard`                                                                            |
-| others     | those of `Folded`, `Noted`, `Ended`, `Resumed`                                                     |
-
-Discards and folds have no time of their own: it is that of the event or eviction before them. Ticked is kept where it
-ended the grace of a round; where a tick evicted somebody, the evictions are, with its time. Of other ticks nothing is.
+record is found by trying every byte.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
-from msgspec.structs import astuple
 from xxhash import xxh3_64_intdigest
 
-from plesio.core.events import (
-    Abandoned,
-    Discard,
-    Evict,
-    GivenUp,
-    Joined,
-    LeaseWanted,
-    Left,
-    Pushed,
-    Reported,
-    RoundBegins,
-    RowsWanted,
-    Scaled,
-    Switched,
-    Ticked,
-)
+from plesio.core.events import Discard, Event, Evict, Fold
 from plesio.errors import ConfigurationError
 
 FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
-FORMAT, PHASED, LOOKED_AT = 9, 10, 11
-"""Of runs as most are; whose strategy has phases; whose rounds are looked at: a reader that knows of none must not repeat these
-without."""
+HEAD = b"\1"
+FORMAT = 12
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 150,000 contributions is below it."""
 FRAME = Struct("<II")
-NAN = float("nan")
 BEGINS = "begins at "
 """The first words of the first note in the journal of a run that goes on otherwise than before: with which checkpoint."""
 ELSEWHERE = "worker {} is on another host"
@@ -68,9 +39,6 @@ ELSEWHERE = "worker {} is on another host"
 ISLANDS = "each worker is "
 """What a note begins with, in the beginning of a journal of workers that are several processes."""
 Few = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
-
-WorkerEvent = Joined | Left | Pushed | Abandoned | Reported | LeaseWanted | RowsWanted
-JournalEvent = WorkerEvent | Scaled | Switched | RoundBegins | GivenUp | Ticked
 
 
 class JournalError(ConfigurationError):
@@ -122,36 +90,28 @@ class JournalHead(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers_max or self.workers
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
-    """An event that the sequencer was given, or the eviction of a worker that was silent for too long. For Pushed, `loss` is
-    what the worker last logged, or NaN."""
+class Decision(msgspec.Struct, frozen=True, array_like=True, tag="D", gc=False):
+    """What the sequencer was told, and what it decided. Of ticks only those that led to something are kept.
+
+    Args:
+        event: what it was told at `time_s`.
+        effects: of what was to be done, in order, what became of contributions, and who was evicted.
+        checksums: of (a part of) the version that each fold made.
+        loss: what the worker who pushed last logged.
+    """
 
     time_s: float
-    event: JournalEvent | Evict
-    loss: float = NAN
+    event: Event
+    effects: tuple[Fold | Discard | Evict, ...] = ()
+    checksums: tuple[int, ...] = ()
+    loss: float | None = None
+
+    @property
+    def folds(self) -> list[Fold]:
+        return [effect for effect in self.effects if isinstance(effect, Fold)]
 
 
-class FoldedMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A contribution in a fold; see `plesio.core.events.Member`."""
-
-    worker: int
-    incarnation: int
-    number: int
-    staleness: int
-    share: float
-
-
-class Folded(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Version `version` was made of `members`; `checksum` is of (a part of) its bytes."""
-
-    version: int
-    checksum: int
-    scale: float
-    held: bool
-    members: tuple[FoldedMember, ...]
-
-
-class Noted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Noted(msgspec.Struct, frozen=True, array_like=True, tag="N", gc=False):
     """An incident in words."""
 
     time_s: float
@@ -159,15 +119,7 @@ class Noted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The run ended in order at `version`; `weights_hash` is of all its weights."""
-
-    time_s: float
-    version: int
-    weights_hash: str
-
-
-class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="R", gc=False):
     """The run went on from a checkpoint of `version`: nobody is a member, what was not folded is forgotten. `held`: the workers
     that go on with what they held of their own."""
 
@@ -176,10 +128,18 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     held: tuple[int, ...] = ()
 
 
-Record = Resumed | Received | Folded | Discard | Noted | Ended
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="E", gc=False):
+    """The run ended in order at `version`; `weights_hash` is of all its weights."""
+
+    time_s: float
+    version: int
+    weights_hash: str
 
 
-# Frames
+Record = Decision | Noted | Resumed | Ended
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder[Record](Record).decode
 
 
 def frame_header(body: bytes, position: int) -> bytes:
@@ -187,80 +147,11 @@ def frame_header(body: bytes, position: int) -> bytes:
     return FRAME.pack(len(body), xxh3_64_intdigest(body, position) & 0xFFFFFFFF)
 
 
-# Bodies
-
-HEAD = 1
-TIMED: dict[type[JournalEvent | Evict], int] = {
-    Joined: 2,
-    Left: 3,
-    Pushed: 4,
-    Reported: 5,
-    LeaseWanted: 6,
-    Abandoned: 7,
-    Evict: 8,
-    Scaled: 9,
-    Ticked: 10,
-    RowsWanted: 11,
-    Switched: 12,
-    RoundBegins: 13,
-    GivenUp: 14,
-}
-"""The kinds of what is kept with its time."""
-FOLD, DISCARD, NOTE, END, RESUME = 16, 17, 18, 19, 20
-
-
-def _fields_of(kept: type[msgspec.Struct], *before: type) -> msgspec.msgpack.Decoder[Any]:
-    """Reads an array of values `before` and of the fields of `kept`."""
-    types: Any = (*before, *get_type_hints(kept).values())
-    return msgspec.msgpack.Decoder(tuple[types])
-
-
-_events = {kind: (event, _fields_of(event, float, float)) for event, kind in TIMED.items()}
-_discard = _fields_of(Discard)
-_others: dict[int, msgspec.msgpack.Decoder[Record]] = {
-    kind: msgspec.msgpack.Decoder(record)
-    for kind, record in {FOLD: Folded, NOTE: Noted, END: Ended, RESUME: Resumed}.items()
-}
-_packed = msgspec.msgpack.Encoder().encode
-
-
-def body_of(kind: int, fields: object) -> bytes:
-    return kind.to_bytes() + _packed(fields)
-
-
-def encode_event(event: JournalEvent | Evict, time_s: float, loss: float = NAN) -> bytes:
-    """The body for an event; `loss` is told with Pushed alone."""
-    return body_of(TIMED[type(event)], (time_s, loss, *astuple(event)))
-
-
-def decode(body: bytes) -> Record:
-    """The record with this body.
-
-    Raises:
-        ValueError, MsgspecError: it is the body of none, the head's included.
-
-    >>> decode(encode_event(Joined(3, 1), 0.5))
-    Received(time_s=0.5, event=Joined(worker=3, incarnation=1, at=None), loss=nan)
-    """
-    kind, fields = body[0], body[1:]
-    if kind in _others:
-        return _others[kind].decode(fields)
-    if kind in _events:
-        event, decoder = _events[kind]
-        known = decoder.decode(fields)
-        return Received(known[0], event(*known[2:]), known[1])
-    if kind == DISCARD:
-        return Discard(*_discard.decode(fields))
-    raise ValueError(f"there is no record of kind {kind}")
-
-
 def decode_head(body: bytes) -> JournalHead:
     """The head with this body; JournalError: another format; ValueError, KeyError, TypeError, MsgspecError: no head."""
-    if body[0] != HEAD:
-        raise ValueError(f"the first record is of kind {body[0]}, not a head")
+    if not body.startswith(HEAD):
+        raise ValueError(f"the first record begins with {body[:1]!r}, not as a head")
     format = msgspec.msgpack.decode(body[1:])["format"]
-    if format not in (FORMAT, PHASED, LOOKED_AT):
-        raise JournalError(
-            f"it is of format {format}, and this plesio reads {FORMAT} to {LOOKED_AT}: use the plesio that wrote it"
-        )
+    if format != FORMAT:
+        raise JournalError(f"it is of format {format}, and this plesio reads {FORMAT}: use the plesio that wrote it")
     return msgspec.msgpack.decode(body[1:], type=JournalHead)

@@ -21,20 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import astuple
-
-from plesio.core.events import Discard, Evict, Fold
 from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
 from plesio.protocol.journal.records import (
     FRAME,
+    HEAD,
     MAGIC,
-    NAN,
+    Decision,
     Ended,
     JournalError,
-    JournalEvent,
     JournalHead,
     Noted,
+    Record,
     Resumed,
 )
 
@@ -60,10 +58,10 @@ class JournalWriter:
     >>> from plesio.core.events import Joined
     >>> path = Path(tempfile.mkdtemp(), "journal.bin")
     >>> writer = JournalWriter(path, JournalHead(strategy="async_sgd", workers=1))
-    >>> writer.event(Joined(worker=0, incarnation=1), now_s=12.5)
+    >>> writer.keep(Decision(12.5, Joined(worker=0, incarnation=1)))
     >>> writer.end(0, "9c1185a5", now_s=13.0)
     >>> [type(record).__name__ for record in read_journal(path)]
-    ['Received', 'Ended']
+    ['Decision', 'Ended']
     """
 
     _descriptor: int
@@ -71,7 +69,7 @@ class JournalWriter:
     def __init__(self, file: int | str | Path, head: JournalHead) -> None:
         self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
         self._unwritten += MAGIC
-        self._append(records.body_of(records.HEAD, head))
+        self._append(HEAD + records.encode(head))
         self.flush()
 
     @classmethod
@@ -113,35 +111,24 @@ class JournalWriter:
         except OSError as error:
             raise JournalError(f"the journal {self._name} cannot be opened: {error}; give another folder") from error
 
-    def event(self, event: JournalEvent | Evict, now_s: float, loss: float = NAN) -> None:
-        """The sequencer is given `event`, or evicts; `loss` is what the worker who pushed last logged."""
-        self._append(records.encode_event(event, now_s, loss))
-        if now_s >= self._flush_due_s:
-            self._flush_due_s = now_s + FLUSH_S
+    def keep(self, record: Record) -> None:
+        self._append(records.encode(record))
+        if isinstance(record, Decision) and record.time_s >= self._flush_due_s:
+            self._flush_due_s = record.time_s + FLUSH_S
             self.flush()
-
-    def fold(self, fold: Fold, checksum: int) -> None:
-        """A fold was done; `checksum`: xxh3-64 of (a part of) the new version."""
-        members = [(one.worker, one.incarnation, one.number, one.staleness, one.share) for one in fold.members]
-        fields = fold.version, checksum, fold.scale, fold.held, members
-        self._append(records.body_of(records.FOLD, fields))
-
-    def discard(self, discard: Discard) -> None:
-        self._append(records.body_of(records.DISCARD, astuple(discard)))
 
     def note(self, text: str, now_s: float, worker: int | None = None) -> None:
         """Something that a reader will want to know, such as "worker 3 died"."""
-        text = text.encode(errors="replace").decode()  # without lone surrogates
-        self._append(records.body_of(records.NOTE, Noted(now_s, worker, text)))
+        self.keep(Noted(now_s, worker, text.encode(errors="replace").decode()))  # without lone surrogates
 
     def resumed(self, version: int, held: Iterable[int], now_s: float) -> None:
         """The run goes on from a checkpoint of `version`, which is of this place in the journal; the workers `held` with what
         they held of their own."""
-        self._append(records.body_of(records.RESUME, Resumed(now_s, version, tuple(sorted(held)))))
+        self.keep(Resumed(now_s, version, tuple(sorted(held))))
 
     def end(self, version: int, weights_hash: str, now_s: float) -> None:
         """The run ended in order; closes the journal, durably."""
-        self._append(records.body_of(records.END, Ended(now_s, version, weights_hash)))
+        self.keep(Ended(now_s, version, weights_hash))
         self.flush(durable=True)
         self.close()
 
