@@ -29,7 +29,8 @@ import plesio as ps
 from conformance.table import strategies
 from integration.test_secure_sums import site
 from plesio.cluster import Cluster, Constant, Crash, Group, Link, LogNormal, Restart
-from plesio.protocol.journal import Received, read_journal
+from plesio.core.events import Evict, Fold, Ticked
+from plesio.protocol.journal import Decision, read_journal
 from plesio.strategy import Strategy
 from simulation.test_simulated import train
 from support import client_turns, islands, row_twin
@@ -126,14 +127,31 @@ def said(world: str, made: ps.Run) -> str:
 
 
 def journal_lines(folder: Path | None) -> Iterator[str]:
-    """What a journal says, in words that do not depend on how it is written."""
+    """What a journal says, in words that do not depend on how it is written: a line an event, a fold, a discard."""
     assert folder is not None
     for record in read_journal(folder):
-        event = record.event if isinstance(record, Received) else record
-        fields = {name: getattr(event, name) for name in event.__struct_fields__}
-        if isinstance(record, Received):
-            fields |= {"time_s": record.time_s, "loss": record.loss}
-        yield f"{type(event).__name__} {msgspec.json.encode(fields, order='sorted').decode()}"
+        if not isinstance(record, Decision):
+            yield _line(record)
+            continue
+        event, effects, checksums = record.event, record.effects, iter(record.checksums)
+        if not (isinstance(event, Ticked) and effects and isinstance(effects[0], Evict)):
+            yield _line(event, time_s=record.time_s, loss=record.loss)
+        for effect in effects:
+            if isinstance(effect, Fold):
+                members = [
+                    (one.worker, one.incarnation, one.number, one.staleness, one.share) for one in effect.members
+                ]
+                held = effect.held is not None
+                yield _line(effect, "Folded", members=members, held=held, checksum=next(checksums))
+            elif isinstance(effect, Evict):
+                yield _line(effect, time_s=record.time_s, loss=None)
+            else:
+                yield _line(effect)
+
+
+def _line(said: Any, name: str = "", **more: Any) -> str:
+    fields = {field: getattr(said, field) for field in said.__struct_fields__} | more
+    return f"{name or type(said).__name__} {msgspec.json.encode(fields, order='sorted').decode()}"
 
 
 def lines(only: str = "") -> Iterator[str]:
