@@ -283,6 +283,9 @@ def test_records_refused_by_a_full_disk_are_written_later(tmp_path: Path, monkey
 
 # Damage
 
+DEEP = b"\x91" * 100_000 + b"\xc0"
+"""An array in an array in an array..."""
+
 
 def test_a_truncated_journal_is_read_up_to_the_last_whole_record(tmp_path: Path) -> None:
     whole = small(tmp_path / "whole.bin")
@@ -388,6 +391,17 @@ def test_undecodable_records_are_reported_as_missing(
     assert (journal.missing is None) == (read == len(bodies))
 
 
+def test_a_record_that_goes_too_deep_is_reported_as_missing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.bin"
+    JournalWriter(path, RUN).close()
+    body = b"\x95\xa1N" + msgspec.msgpack.encode(1.0) + b"\xc0\xa0" + DEEP
+    with path.open("ab") as file:
+        file.write(frame_header(body, file.tell()) + body)
+    journal = read_journal(path)
+    assert journal.missing is not None
+    assert not list(journal)
+
+
 def test_a_copied_record_is_not_read(tmp_path: Path) -> None:
     path = small(tmp_path / "journal.bin")
     content, first, second = path.read_bytes(), *ends(path)[:2]
@@ -420,7 +434,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
         read_journal(path)
 
 
-@pytest.mark.parametrize("body", [b"\x04", HEAD, HEAD + msgspec.msgpack.encode({"strategy": "x"})])
+@pytest.mark.parametrize("body", [b"\x04", HEAD, HEAD + DEEP, HEAD + msgspec.msgpack.encode({"strategy": "x"})])
 def test_a_journal_without_a_header_is_refused(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(JournalError, match="damaged"):
         read_journal(with_head(tmp_path, body))

@@ -95,7 +95,7 @@ class Journal:
             return None
         try:
             return position + records.FRAME.size + len(body), records.decode(body)
-        except (ValueError, msgspec.MsgspecError):
+        except (ValueError, msgspec.MsgspecError, RecursionError):
             return None
 
 
@@ -152,7 +152,7 @@ def read_journal(path: str | Path) -> Journal:
         head = records.decode_head(body)
     except JournalError as error:
         raise JournalError(f"the journal {path} cannot be read: {error}") from None
-    except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
+    except (ValueError, KeyError, TypeError, msgspec.MsgspecError, RecursionError):
         raise JournalError(f"the head of the journal {path}, of {size} bytes, is cut off or damaged") from None
     return Journal(path, head, len(records.MAGIC) + records.FRAME.size + len(body), size)
 
