@@ -67,7 +67,7 @@ def virtual_row(workers: int, law: str, seconds: float, slow: bool) -> Row:
 def look_row(workers: int) -> Row:
     """What one forecast takes, when it is under the loosest strategy and one worker is slow."""
     run = simulated(ps.async_sgd(), workers, LAWS["10%"], 120.0, True)
-    lately = run.program.lately(120.0, 30.0)
+    lately = run.figures.lately(120.0, 30.0)
     took = []
     for _ in range(3):
         began_s = time.process_time()

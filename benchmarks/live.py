@@ -30,6 +30,7 @@ from _report import Row, interleave, parser, report, row
 from plesio.observe.meter import Meter
 from plesio.observe.record import Record
 from plesio.observe.standing import Standing
+from plesio.protocol.launcher import Progress
 from plesio.watch.process import live_page
 
 RUN_S = 3.0
@@ -118,7 +119,7 @@ def telling_us() -> float:
     for _ in range(times):
         workers = tuple(one.now(1.0, 0.0, False) for one in meter.seated)
         stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
-        msgspec.msgpack.encode(Standing(workers, 0, (), meter.ideal_share(1.0), 0, {}, stale))
+        msgspec.msgpack.encode(Progress(now=Standing(workers, 0, (), meter.ideal_share(1.0), stale)))
     return (time.perf_counter() - began_s) / times * 1e6
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import plesio as ps
 from _report import Row, parser, progress, report
 from plesio.observe.repeats import FEWEST, SEEDS, first
-from plesio.observe.summary import Evaluation, Staleness, Summary
+from plesio.observe.summary import Evaluation, Summary
+from plesio.observe.totals import Staleness
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 

@@ -415,12 +415,12 @@ def test_incidents_for_a_stopped_launcher_are_kept_and_progress_is_dropped() -> 
     engine: Channel[Progress | Trouble] = Channel(its, Progress | Trouble, "the server")
     tell = partial(Server.tell_engine, server)  # type: ignore[arg-type]
     for number in range(5000):
-        tell(Trouble(Incident(0.0, number, "")) if number % 5 == 0 else Progress(0.0, number, 0, 0))
+        tell(Trouble(Incident(0.0, number, "")) if number % 5 == 0 else Progress(version=number))
     got: list[Progress | Trouble] = []
     while len(got) < 1000 or not isinstance(got[-1], Progress) or got[-1].version != 5000:
         while readable(engine.fileno(), 0.0):
             got.append(engine.receive(1.0)[0])
-        tell(Progress(0.0, 5000, 0, 0))
+        tell(Progress(version=5000))
     assert [one.incident.worker for one in got if isinstance(one, Trouble)] == list(range(0, 5000, 5))
     assert sum(isinstance(one, Progress) and one.version < 5000 for one in got) < 1000
     server.engine.close()

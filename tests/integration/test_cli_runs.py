@@ -14,7 +14,8 @@ import tomli_w
 from plesio.cli.main import main
 from plesio.observe.history import history, kept, to_prune
 from plesio.observe.record import Record
-from plesio.observe.summary import Evaluation, Staleness, Summary, WorkerSummary
+from plesio.observe.summary import Evaluation, Summary
+from plesio.observe.totals import Staleness, WorkerSummary
 from support.typed import said
 
 

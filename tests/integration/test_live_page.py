@@ -21,6 +21,7 @@ from plesio.observe.asked import ask, taken
 from plesio.observe.record import LIVE, Record
 from plesio.observe.standing import Standing, WorkerNow
 from plesio.observe.summary import Incident
+from plesio.observe.totals import Totals
 from plesio.watch.process import live_page
 from support import loops, remote
 from support.browser import FOUND, Browser, browser
@@ -76,8 +77,8 @@ def write(folder: Path, workers: int, seconds: int, metric: str = "accuracy", na
         times = t - 0.5, 9 * t, 0.7 * t, 0.2 * t, 0.1 * t
         at = tuple(WorkerNow(k, "wait" if k % 5 else "compute", *times, k) for k in range(workers))
         stale = {-1: {0: 5 * t, 3: t}} if t == seconds else None
-        standing = Standing(at, 0, (0,), 0.7, 1000 * t, {}, stale)
-        to.at(float(t), t, 9 * workers * t, 32 * t, {metric: 1 - 1 / t}, standing)
+        totals = Totals(version=t, steps=9 * workers * t, samples=32 * t, bytes=1000 * t)
+        to.at(float(t), totals, Standing(at, 0, (0,), 0.7, stale), {metric: 1 - 1 / t})
     to._file.close()  # it is still under way
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from plesio.observe.repeats import SEEDS
 from plesio.observe.report import write_report
-from plesio.observe.summary import Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
+from plesio.observe.summary import Evaluation, Incident, Logged, Span, Summary
+from plesio.observe.totals import Staleness, WorkerSummary
 from support.browser import FOUND, Browser, browser
 from support.long_forms import but_thorough
 

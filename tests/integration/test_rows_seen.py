@@ -17,7 +17,7 @@ from plesio.observe.history import read_summary
 from plesio.observe.record import LIVE
 from plesio.observe.report import write_report
 from plesio.observe.rows import LINES_MAX, OF_SERVER, OF_TABLE, in_lines, slow_server
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.journal import read_journal
 
 DIM, STEPS, SHARED = 3, 10, (0, 1)

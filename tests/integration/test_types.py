@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader
 
 import plesio as ps
-from plesio.observe.summary import Evaluation, Logged, RowServer, RowsSummary
+from plesio.observe.summary import Evaluation, Logged
+from plesio.observe.totals import RowServer, RowsSummary
 
 Loader = DataLoader[torch.Tensor]
 

@@ -26,7 +26,7 @@ def a_run(strategy: ps.Strategy, *faults: Slow, seconds: float = 2 * HALF_S) -> 
 
 
 def lately(run: VirtualRun, window_s: float = 10.0) -> Lately:
-    return run.program.lately(run.clock.now_s, window_s)
+    return run.figures.lately(run.clock.now_s, window_s)
 
 
 def steps_per_s(run: VirtualRun, from_s: float) -> float:

@@ -541,7 +541,7 @@ def test_a_push_that_crosses_its_cancellation_is_not_counted() -> None:
     """With a second of latency nearly all late pushes cross; their batches go to others."""
     cluster = Cluster((Group(2, LogNormal(1.0, 0.3), Link(1.0)), Group(2, LogNormal(1.2, 0.3), Link(1.0))))
     run, _ = train(ps.first_of(2), cluster, silence_s=60.0)
-    late = run.meter.discarded["cancelled"]
+    late = run.meter.totals.discarded["cancelled"]
     assert late > 10
     assert run.meter.exchanges > run.program.sequencer.version * 2, "some were sent before they were called off"
     assert run.meter.exchanges < run.program.sequencer.version * 2 + late, "and some were not sent"
@@ -552,7 +552,7 @@ def test_steps_cancelled_while_waiting_for_data_cost_the_parameters_bytes() -> N
     """The slow workers wait two seconds for data; the fast ones make a version or two."""
     cluster = Cluster((Group(2, LogNormal(1.0, 0.3)), Group(2, LogNormal(1.2, 0.3), Link(2.0))))
     run, folder = train(ps.first_of(2), cluster, silence_s=60.0)
-    late = run.meter.discarded["cancelled"]
+    late = run.meter.totals.discarded["cancelled"]
     assert late > 10
     assert run.nbytes == 2000 * (run.meter.exchanges + len(folder.folded) + late)
 

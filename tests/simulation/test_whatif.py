@@ -22,9 +22,9 @@ from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.whatif import Prediction, advice, as_it_was, choose, recommendation, what_if
 from plesio.launch.simulated.workers import TimedWorker
 from plesio.observe.meter import Meter
-from plesio.observe.summary import Span, Staleness, Summary, WorkerSummary
+from plesio.observe.summary import Span, Summary
 from plesio.observe.times import CalledOff, Measured, StepTimes, measured
-from plesio.protocol.launcher import Final
+from plesio.observe.totals import Staleness, WorkerSummary
 from support import loops
 from support.runs import by_name
 
@@ -92,8 +92,7 @@ def measured_on(*own_s: float, service_s: float, strategy: ps.Strategy) -> Measu
     cluster = Cluster(groups, Link(bytes_per_s=1000 / service_s))
     workers = [TimedWorker(one, strategy) for one in cluster.timetables(seed=1)]
     run = VirtualRun(strategy, cluster, workers, push_nbytes=1000, answer_nbytes=1000, limits={"steps": 1_000}).run()
-    known = {name: getattr(run, name) for name in Final.__struct_fields__ if name in Summary.__struct_fields__}
-    return measured(Summary(strategy=strategy.name, recipe="", **known))
+    return measured(Summary.of(run, recipe=""))
 
 
 @pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.async_sgd(), ps.bounded_staleness(4)], ids=by_name)

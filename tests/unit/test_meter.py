@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from plesio.observe.meter import Meter, WorkerMeter
-from plesio.observe.summary import Staleness, Summary, WorkerSummary, telling
+from plesio.observe.summary import Summary, telling
+from plesio.observe.totals import Staleness, WorkerSummary
 
 
 def a_meter() -> tuple[Meter, WorkerMeter]:
@@ -159,7 +160,7 @@ def test_discarded_contributions_are_counted_by_worker_and_reason() -> None:
     for worker, reason in ((0, "stale"), (1, "stale"), (1, "cancelled")):
         meter.dropped(worker, reason)
     assert [one.summary().discarded for one in meter.workers] == [1, 2]
-    assert meter.discarded == {"stale": 2, "cancelled": 1}
+    assert meter.totals.discarded == {"stale": 2, "cancelled": 1}
 
 
 def test_a_discard_of_reported_steps_loses_one_step() -> None:

@@ -11,6 +11,7 @@ from plesio.observe import asked, record
 from plesio.observe.record import LIVE, Record
 from plesio.observe.standing import Standing, WorkerNow
 from plesio.observe.summary import Incident
+from plesio.observe.totals import Totals
 from plesio.watch.runs import Tail, found, listed
 
 HEAD = {"strategy": "async_sgd", "workers": 1}
@@ -18,7 +19,8 @@ HEAD = {"strategy": "async_sgd", "workers": 1}
 
 def tell(to: Record, number: int, **values: float) -> None:
     worker = WorkerNow(0, "compute", float(number), number, float(number), 0.0, 0.0, 0)
-    to.at(float(number), number, number, number, values, Standing((worker,), stale={0: {0: number}}))
+    totals = Totals(version=number, steps=number, samples=number)
+    to.at(float(number), totals, Standing((worker,), stale={0: {0: number}}), values)
 
 
 def lines_of(folder: Path) -> list[dict[str, object]]:
@@ -136,7 +138,7 @@ def test_a_record_that_cannot_be_written_warns_once(tmp_path: Path) -> None:
 def test_discards_are_events_that_are_told_now_and_then(tmp_path: Path) -> None:
     to = Record(tmp_path, HEAD)
     for second in range(8):
-        to.at(float(second), 0, 0, 0, {}, Standing(discarded={"stale": second + 1}))
+        to.at(float(second), Totals(discarded={"stale": second + 1}), Standing(), {})
     to.event(Incident(8.0, 1, "worker 1 died"))
     to.end("")
     what = [one["what"] for one in lines_of(tmp_path) if one["kind"] == "event"]

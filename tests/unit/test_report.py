@@ -29,9 +29,10 @@ from plesio.observe.finding import finding, setting
 from plesio.observe.logbook import LastSteps
 from plesio.observe.repeats import middle, notes, times_of
 from plesio.observe.report import write_report
-from plesio.observe.summary import LOWER, NEGATED, Evaluation, Incident, Logged, Span, Staleness, Summary, WorkerSummary
+from plesio.observe.summary import LOWER, NEGATED, Evaluation, Incident, Logged, Span, Summary
 from plesio.observe.tables import compare_table, render, run_table
 from plesio.observe.times import measured
+from plesio.observe.totals import Staleness, WorkerSummary
 from support.long_forms import but_slow
 
 FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006

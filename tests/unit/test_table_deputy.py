@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plesio.launch.local.table_deputy import TableDeputy
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol import remote
 from plesio.protocol import table_server as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode

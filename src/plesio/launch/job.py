@@ -16,7 +16,8 @@ from plesio.observe.clients import ClientBook
 from plesio.observe.logbook import Logbook
 from plesio.observe.standing import ALL, Standing
 from plesio.observe.summary import Evaluation, Incident, Logged, lower_is_better
-from plesio.protocol.launcher import Final, Lately
+from plesio.observe.totals import Totals
+from plesio.protocol.launcher import Final, Lately, Progress
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from plesio.tables.module import Table
@@ -154,6 +155,8 @@ class Live:
     """What workers logged."""
     workers: int = 0
     """How many workers the run is to have, as it was begun or last scaled."""
+    totals: Totals = field(default_factory=Totals, repr=False)
+    """What the run has cost so far, as told last."""
     now: Standing | None = field(default=None, repr=False)
     """What the workers are at, as told last; another object each time."""
     events: list[Incident] = field(default_factory=list, repr=False)
@@ -168,6 +171,11 @@ class Live:
     switcher: Callable[[int, str], None] | None = field(default=None, repr=False)
     phases: tuple[str, ...] = ()
     """What the phases of the strategy are called, if it has any (`ps.phases`)."""
+
+    def stands(self, told: Progress | Final) -> None:
+        """So the run stands now."""
+        self.time_s, self.version, self.steps, self.samples = told.wall_s, told.version, told.steps, told.samples
+        self.totals, self.now = told, told.now
 
     @property
     def logged(self) -> dict[str, float]:

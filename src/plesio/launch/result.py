@@ -195,13 +195,9 @@ def warn_of_few_rounds(strategy: Strategy, momentum: float, rounds: int) -> None
 
 
 def _summary(config: RunConfig, outcome: Outcome, final: Final) -> Summary:
-    measured = {name: getattr(final, name) for name in final.__struct_fields__ if name in Summary.__struct_fields__}
-    return Summary(
-        **measured,
-        strategy=config.strategy.name,
-        recipe=config.strategy.recipe,
+    return Summary.of(
+        final,
         start_up_s=outcome.start_up_s,
-        row_servers=final.now.row_servers,
         history=tuple(outcome.history),
         logged=tuple(outcome.logged),
         clients=outcome.clients.summaries(),

@@ -18,6 +18,7 @@ from plesio.observe.record import Record
 from plesio.observe.sinks import Feeds, Told
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Summary
+from plesio.observe.totals import LIVE_COLUMNS
 
 log = logging.getLogger("plesio")
 LOOK_S = 0.1
@@ -138,7 +139,8 @@ class Watching:
 
     def _feed(self, live: Live) -> None:
         self._metrics = live.metrics
-        values = {**rows.values(live.now), **live.logged, **live.metrics}
+        own = {f"run/{name}": getattr(live.totals, name) for name in LIVE_COLUMNS if name not in Told._fields}
+        values = {**own, **rows.values(live.totals), **live.logged, **live.metrics}
         told = Told(live.time_s, live.version, live.steps, live.samples, values)
         if live.time_s >= 0 and told != self._fed:
             self._fed = told
@@ -158,4 +160,4 @@ class Watching:
             logged = live.logged
             self._record.logged(logged.keys() - live.metrics.keys())
             values = {**logged, **live.metrics}
-            self._record.at(live.time_s, live.version, live.steps, live.samples, values, live.now)
+            self._record.at(live.time_s, live.totals, live.now, values)

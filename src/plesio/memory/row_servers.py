@@ -17,7 +17,7 @@ from plesio.errors import ConfigurationError
 from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.row_tables import HASH, RowTables
 from plesio.memory.surviving_rows import SurvivingRows
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of
 from plesio.tables.file import KeptRows, joined, on_one_clock

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from plesio.core.events import Fold, FoldRows, Hold, Serve
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of

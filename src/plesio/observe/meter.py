@@ -24,7 +24,8 @@ from itertools import accumulate, dropwhile
 import msgspec
 
 from plesio.observe.standing import ALL, EACH_MAX, WorkerNow
-from plesio.observe.summary import SENT, Span, Staleness, WorkerSummary
+from plesio.observe.summary import SENT, Span
+from plesio.observe.totals import Staleness, Totals, WorkerSummary
 
 SPANS_MAX = 20_000  # spans kept per worker for the timeline; totals go on after that
 LATELY_MAX = 500  # spans a worker from which a forecast is made
@@ -267,10 +268,9 @@ class Meter:
 
     def __init__(self, workers: int, spans_max: int = SPANS_MAX, seats: int = 0) -> None:
         self.workers = [WorkerMeter(worker, spans_max, came=worker < workers) for worker in range(max(workers, seats))]
-        self.discarded: Counter[str] = Counter()
-        self.missing_gradients = 0
+        self.totals = Totals(discarded=Counter())
+        """What is counted as it happens; `plesio.server.figures` adds what others know."""
         self.exchanges = 0  # contributions received
-        self.served_s = 0.0  # what the server computed for them, with the answers
         self.answers = 0  # parameters sent back, also after a cancellation
         self.zero_s = 0.0
         self.begun = False
@@ -290,7 +290,7 @@ class Meter:
     def dropped(self, worker: int, reason: str) -> None:
         one = self.workers[worker]
         one.discarded += 1
-        self.discarded[reason] += 1
+        self.totals.discarded[reason] += 1
         if reason in SENT:
             one.void()
 

@@ -31,6 +31,7 @@ from plesio.observe.encoding import as_json
 from plesio.observe.rows import hot_keys
 from plesio.observe.standing import Standing
 from plesio.observe.summary import Incident
+from plesio.observe.totals import LIVE_COLUMNS, Totals
 
 LIVE = "live.jsonl"
 FORMAT = 1
@@ -62,35 +63,28 @@ class Record:
             self._give_up(error)
         self._write(self._head)
 
-    def at(
-        self, time_s: float, version: int, steps: int, samples: int, values: Mapping[str, float], now: Standing
-    ) -> None:
+    def at(self, time_s: float, totals: Totals, now: Standing, values: Mapping[str, float]) -> None:
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         self._values.update(changed)
-        told = {"t": _short(time_s), "version": version, "steps": steps, "samples": samples, "values": changed}
+        told = {"t": _short(time_s), **{name: getattr(totals, name) for name in LIVE_COLUMNS}, "values": changed}
         workers = [
             (one.worker, one.at, *map(_short, (one.since_s, one.compute_s, one.wait_s, one.exchange_s)), one.steps, one.staleness)
             for one in now.workers
         ]  # fmt: skip
-        costs = {
-            "ideal": _short(now.ideal),
-            "bytes": now.bytes,
-            "workers": workers,
-            "others": now.others,
-            "waited": now.waited_for,
-        }
-        if now.rows:
-            costs["rows"] = {
-                name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in now.rows.items()
+        told |= {"ideal": _short(now.ideal), "bytes": totals.bytes, "workers": workers}
+        told |= {"others": now.others, "waited": now.waited_for}
+        if totals.rows:
+            told["rows"] = {
+                name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in totals.rows.items()
             }
         if now.phase:
-            costs["phase"] = now.phase
-        if now.row_servers:
-            costs["row_servers"] = now.row_servers
-        self._tell_discards(time_s, now.discarded)
+            told["phase"] = now.phase
+        if totals.row_servers:
+            told["row_servers"] = totals.row_servers
+        self._tell_discards(time_s, totals.discarded)
         if now.stale is not None:
             self._tell_last("stale", {"by": {str(worker): counts for worker, counts in now.stale.items()}})
-        entry = {"n": self._number + 1, "kind": "at", **told, **costs}
+        entry = {"n": self._number + 1, "kind": "at", **told}
         self._number += 1
         self._recent.append(entry)
         self._write(as_json(entry))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from plesio.observe.amounts import byte_size, number, percent
-from plesio.observe.standing import Standing
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary, Totals
 
 OF_TABLE = *(one for one in RowsSummary.__struct_fields__ if one != "hot"), "stale_share", "mean_staleness"
 OF_SERVER = *RowServer.__struct_fields__, "wait_s"
@@ -68,15 +67,13 @@ def in_lines(tables: Mapping[str, RowsSummary]) -> Iterable[str]:
         yield f"and {len(tables) - LINES_MAX} more tables"
 
 
-def values(now: Standing | None) -> dict[str, float]:
+def values(told: Totals) -> dict[str, float]:
     """What sinks are told: of each table, and of each of several servers by its number.
 
-    >>> told = values(Standing(rows={"ids": RowsSummary(rows=800, stepped=2000, stale=500)}, row_servers=(RowServer(rows=800),)))
+    >>> told = values(Totals(rows={"ids": RowsSummary(rows=800, stepped=2000, stale=500)}, row_servers=(RowServer(rows=800),)))
     >>> told["rows/ids/stepped"], told["rows/ids/stale_share"], told["row_servers/0/rows"]
     (2000, 0.25, 800)
     """
-    if now is None:
-        return {}
-    tables = {f"rows/{name}/{what}": getattr(one, what) for name, one in now.rows.items() for what in OF_TABLE}
-    servers = enumerate(now.row_servers)
+    tables = {f"rows/{name}/{what}": getattr(one, what) for name, one in told.rows.items() for what in OF_TABLE}
+    servers = enumerate(told.row_servers)
     return tables | {f"row_servers/{k}/{what}": getattr(one, what) for k, one in servers for what in OF_SERVER}

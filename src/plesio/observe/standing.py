@@ -1,10 +1,8 @@
-"""How a run stands: what its workers are at, and what it has cost so far. The server tells it while the run goes on."""
+"""What the workers of a run are at. The server tells it while the run goes on, beside what it has cost so far."""
 
 from __future__ import annotations
 
 import msgspec
-
-from plesio.observe.summary import RowServer, RowsSummary
 
 ALL = -1  # the key of what is counted for all workers together
 EACH_MAX = 8  # up to how many workers staleness is told of each
@@ -31,10 +29,6 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     others: int = 0  # how many more there are
     waited_for: tuple[int, ...] = ()  # for whom those wait that wait
     ideal: float = 0.0  # the share of the ideal so far, as `Summary.ideal_share`
-    bytes: int = 0
-    discarded: dict[str, int] = {}
     # The staleness of what was folded so far, by worker, or of `ALL`; None where it was told a moment ago.
     stale: dict[int, dict[int, int]] | None = None
-    rows: dict[str, RowsSummary] = {}  # by table
-    row_servers: tuple[RowServer, ...] = ()
     phase: int = 0  # of the strategy

@@ -16,7 +16,8 @@ from plesio.observe.comparison import Target, cells, headings, in_a_line, on_sta
 from plesio.observe.logbook import LastSteps
 from plesio.observe.repeats import first, times_of
 from plesio.observe.rows import in_lines, slow_server
-from plesio.observe.summary import EXTREMES, UNUSED, Summary, lower_is_better, telling
+from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
+from plesio.observe.totals import COLUMNS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -118,10 +119,11 @@ def _notes(summary: Summary, folder: Path | None, lacking: Sequence[str]) -> lis
 def losses(summary: Summary) -> list[str]:
     """What did not become part of the model."""
     found = [f"discarded, {reason}: {number:,}" for reason, number in sorted(summary.discarded.items())]
-    if summary.missing_gradients:
-        found.append(f"parameters that had no gradient in a step: {summary.missing_gradients:,}")
-    if summary.batches_unvisited and summary.ended == "finished":  # after a stop they are just the rest of the epoch
-        found.append(f"batches of the epochs begun that stayed unused: {summary.batches_unvisited:,} ({UNUSED})")
+    found += [
+        f"{column.help}: {count:,}{column.why and f' ({column.why})'}"
+        for name, column in COLUMNS.items()
+        if column.lost and (count := getattr(summary, name)) and (summary.ended == "finished" or not column.at_end)
+    ]
     return [*found, *filter(None, (summary.multiplied, summary.unlike, summary.uncounted))]
 
 

@@ -16,7 +16,8 @@ import msgspec
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError
 from plesio.observe.links import Exchange, links
-from plesio.observe.summary import GONE, SENT, Span, Summary, WorkerSummary
+from plesio.observe.summary import GONE, SENT, Span, Summary
+from plesio.observe.totals import WorkerSummary
 
 EARLY = 0.1  # a worker that finishes with this share of all steps left had its own stopping rule
 

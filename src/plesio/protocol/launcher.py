@@ -6,7 +6,8 @@ import msgspec
 
 from plesio.observe.clients import Visit
 from plesio.observe.standing import Standing
-from plesio.observe.summary import Evaluation, Incident, RowsSummary, Span, Staleness, WorkerSummary
+from plesio.observe.summary import Evaluation, Incident, Span
+from plesio.observe.totals import Totals
 from plesio.protocol.worker import Count, Seconds
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
@@ -83,27 +84,18 @@ class Begun(msgspec.Struct, tag=True, frozen=True):
     """The server to the launcher: every worker is prepared, training begins."""
 
 
-class Progress(msgspec.Struct, tag=True, frozen=True):
+class Progress(Totals, tag=True):
     """The server to the launcher, now and then."""
 
-    time_s: float
-    version: int
-    steps: int
-    samples: int
     now: Standing = Standing()
 
 
-class Lately(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+class Lately(Totals, tag=True):
     """The server to the launcher, when it is asked (`Measure`): what the workers that are there did lately in this
-    phase of the strategy. `nbytes`: of an
-    exchange, in each direction; `served_s`: what the server computed for each."""
+    phase of the strategy, each contribution as dear as one was so far."""
 
-    phase: int
-    workers: tuple[WorkerSummary, ...]
-    spans: tuple[Span, ...]
-    nbytes: int
-    plain_bytes: int
-    served_s: float
+    phase: int = 0
+    timeline: tuple[Span, ...] = ()
 
 
 class RoundMade(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -146,31 +138,15 @@ class Trouble(msgspec.Struct, tag=True, frozen=True):
     died: bool = False
 
 
-class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+class Final(Totals, tag=True, kw_only=True):
     """The server to the launcher when no worker is left, with the ring's descriptor: what it all cost. `tables`: those of
     the model. The descriptor of a file with their rows comes, too (`plesio.tables.file`), unless they are lost."""
 
-    wall_s: float
-    version: int
-    steps: int
-    samples: int
-    folded: int
-    discarded: dict[str, int]
-    missing_gradients: int
-    batches_unvisited: int
-    unshared: bool
-    bytes: int
-    shared_bytes: int
-    plain_bytes: int
-    served_s: float
-    staleness: Staleness
-    workers: tuple[WorkerSummary, ...]
     timeline: tuple[Span, ...]
     lies: Lies
     model: Described | None
     now: Standing
     tables: tuple[TableSpec, ...] = ()
-    rows: dict[str, RowsSummary] = {}
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from plesio.core.events import Fold, FoldRows, Hold
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
 

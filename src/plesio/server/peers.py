@@ -40,7 +40,7 @@ class Peers:
         one.reported(one.granted_s + work.lasted_s, work.steps, work.samples, work.wait_s, work.exchange_s)
         one.folded += work.steps - (not work.finite)
         one.staleness.update(work.staleness)
-        meter.missing_gradients += work.missing
+        meter.totals.missing_gradients += work.missing
         meter.exchanges += work.steps
         meter.answers += work.steps
         if not work.finite:

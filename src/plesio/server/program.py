@@ -46,11 +46,10 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, ConfigurationError, DeadlineError, PlesioError, StrategyError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
-from plesio.observe.standing import Standing
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import ELSEWHERE, JournalWriter
-from plesio.protocol.launcher import Final, Lately, RoundMade, StopRequest, Trouble, Writing
+from plesio.protocol.launcher import RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -68,15 +67,12 @@ from plesio.server.agreement import Agreement
 from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
-from plesio.server.figures import NOWHERE, Figures
 from plesio.server.interfaces import Replies
 from plesio.server.keeping import Keeping
 from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.tensors.arena import Lies
-from plesio.tensors.model import Described
 from plesio.transport.client_states import ClientStates
 from plesio.transport.doorbell import Located
 
@@ -128,8 +124,7 @@ class Program:
         self._tell = tell
         self._seen: set[int] = set()  # workers that have joined
         self._agreement = Agreement(strategy, self.trouble)
-        self._figures = Figures(strategy, meter)
-        self._ended_s: float | None = None  # the last steps of slow workers are not held against the fast
+        self.ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
@@ -269,7 +264,7 @@ class Program:
             self.trouble(None, news)
 
     def stop(self, now_s: float) -> None:
-        self.stopping, self._ended_s = True, now_s
+        self.stopping, self.ended_s = True, now_s
         self._timing.stopped()
         self.keep(now_s)
         if self._strategy.gather.least is not None:
@@ -327,20 +322,12 @@ class Program:
 
     def end(self, now_s: float) -> None:
         """No worker is left: the clock stops, if nobody stopped it."""
-        self._ended_s = self._ended_s or now_s
+        self.ended_s = self.ended_s or now_s
 
-    def now(self, now_s: float, nbytes: int | None = None) -> Standing:
-        """What the workers are at; `nbytes`: what was sent so far, where a driver knows it better."""
-        return self._figures.now(self.sequencer, self.memory, now_s, self._ended_s is not None, nbytes)
-
-    def lately(self, now_s: float, window_s: float) -> Lately:
-        """What the workers did in the last `window_s`, for a forecast."""
-        return self._figures.lately(self.memory, self.phase, now_s, window_s)
-
-    def figures(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None) -> Final:
-        """All the run cost; the weights of `model` are at `lies`."""
-        counted = Counters.name in self._checkpointer.riders.answer
-        return self._figures.final(self.sequencer, self.memory, now_s, self._ended_s, counted, lies, model)
+    @property
+    def counts_together(self) -> bool:
+        """Whether workers share counters."""
+        return Counters.name in self._checkpointer.riders.answer
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -375,7 +362,7 @@ class Program:
     def standing(self, now_s: float) -> tuple[float, int, int]:
         """The time since training began, the version, and the samples so far. After the stop time stands still, but for a version
         that is made from steps that were under way then."""
-        time_s = max(self._ended_s or now_s, self.made_s) - self.meter.zero_s
+        time_s = max(self.ended_s or now_s, self.made_s) - self.meter.zero_s
         return time_s, self.version, self.before.samples + self.meter.samples
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
@@ -444,8 +431,8 @@ class Program:
         if self._timing.waits:
             self.keep(now_s)
         meter.held_since_s = self._replies.now_s()
-        self.meter.served_s += meter.held_since_s - now_s
-        self.meter.missing_gradients += made.missing
+        self.meter.totals.served_s += meter.held_since_s - now_s
+        self.meter.totals.missing_gradients += made.missing
         self.meter.exchanges += 1
         if not made.finite:
             self.non_finite.discarded(worker, f"contribution {made.number}")
@@ -464,8 +451,8 @@ class Program:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
         way, which would be a smaller one else, and to who has to come to an exchange for the last checkpoint."""
         most = asked.most
-        if self._ended_s is not None:
-            whole_round = self._strategy.gather.in_rounds and now_s - self._ended_s <= WHOLE_ROUND_S
+        if self.ended_s is not None:
+            whole_round = self._strategy.gather.in_rounds and now_s - self.ended_s <= WHOLE_ROUND_S
             if not whole_round and not self._timing.awaits_states:
                 self._replies.supplied(worker, LeaseReply(stop=True))
                 return True

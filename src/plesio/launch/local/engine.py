@@ -225,7 +225,7 @@ class LocalEngine:
                 self._reborn(message)
             case launcher.Progress():
                 self._live.workers = self._seats.workers
-                self._stands(message.time_s, message)
+                self._live.stands(message)
             case launcher.Lately():
                 self._live.lately = message
             case launcher.RoundMade():
@@ -312,11 +312,6 @@ class LocalEngine:
         died, server.pid = server.pid, reborn.pid
         if why := self._rebirths.why_not(reborn.generation, reborn.turn, time.monotonic()):
             self._lose(f"the server process ({died}) died {self._where()}, and is not replaced: {why}")
-
-    def _stands(self, time_s: float, told: launcher.Progress | launcher.Final) -> None:
-        live = self._live
-        live.time_s, live.version, live.now = time_s, told.version, told.now
-        live.steps, live.samples = told.steps, told.samples
 
     def _hear_out(self, processes: Sequence[Process]) -> None:
         """Read what they sent before the server's last message: it may say why the run ended, or what they raised."""
@@ -501,7 +496,7 @@ class LocalEngine:
     def _final(self, message: launcher.Final, descriptors: list[int]) -> None:
         self._patience.judged_s = time.monotonic()
         self._outcome.final = message
-        self._stands(message.wall_s, message)
+        self._live.stands(message)
         left = {one.left for one in message.workers}
         all_died = "died" in left and left <= {"died", TOLD}
         if message.model is None:

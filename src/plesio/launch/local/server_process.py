@@ -38,6 +38,7 @@ from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
+from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
@@ -113,6 +114,7 @@ class Server(Replies):
             raise_on_nonfinite=config.on_nonfinite == "raise",
             by_round=job.by_round,
         )
+        self._figures = Figures(program)
         self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, self._world.now_s, log)
         due = Due(config.evaluations)
         self._snapshots = Snapshots(
@@ -279,8 +281,7 @@ class Server(Replies):
             self._peers.tick(now_s)
         program.tick(now_s)
         if program.begun:
-            meter, time_s = self._meter, now_s - self._meter.zero_s
-            self.tell_engine(Progress(time_s, program.version, meter.steps, meter.samples, program.now(now_s)))
+            self.tell_engine(self._figures.progress(now_s))
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -310,7 +311,7 @@ class Server(Replies):
             case launcher.Keep():
                 self.program.keep(self.now_s())
             case launcher.Measure(window_s):
-                self.tell_engine(self.program.lately(self.now_s(), window_s))
+                self.tell_engine(self._figures.lately(self.now_s(), window_s))
             case launcher.Switch(phase, why):
                 self.program.switch(phase, self.now_s(), why)
             case launcher.Emptied(worker):
@@ -445,13 +446,13 @@ class Server(Replies):
         program = self.program
         program.end(self.now_s())
         if not program.begun:
-            self.engine.send(program.figures(self.now_s()))
+            self.engine.send(self._figures.final(self.now_s()))
             return
         machine = self.machine
         self._snapshots.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
         program.close(self.now_s())
-        figures = program.figures(self.now_s(), lies, machine.blocks.model)
+        figures = self._figures.final(self.now_s(), lies, machine.blocks.model)
         self.engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
         self._snapshots.see_out(self._timeout_s)
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from plesio.launch.job import Job
 from plesio.launch.local.stand_in import StandIn
-from plesio.observe.summary import RowServer
+from plesio.observe.totals import RowServer
 from plesio.protocol import remote
 from plesio.protocol import table_server as messages
 from plesio.protocol.coding import ProtocolError, cut, decoder_of

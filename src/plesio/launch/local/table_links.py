@@ -12,7 +12,7 @@ from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.launch.local.handlers import Handlers
 from plesio.memory.blocks import Blocks
 from plesio.memory.row_servers import RowServers
-from plesio.observe.summary import RowServer, RowsSummary
+from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.table_server import Answered, Ask, Begin, Bells, FromTableServer, Lay, Reading, Stands, Vacated
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.file import in_memory

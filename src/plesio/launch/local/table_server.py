@@ -18,7 +18,7 @@ from plesio.core.events import Serve
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.memory.row_tables import RowTables
-from plesio.observe.summary import RowServer
+from plesio.observe.totals import RowServer
 from plesio.protocol.launcher import Finished
 from plesio.protocol.table_server import Answered, Ask, Begin, Bells, Lay, Stands, ToTableServer, Vacated
 from plesio.protocol.worker import RowsRequest

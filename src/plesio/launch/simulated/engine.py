@@ -174,9 +174,7 @@ class SimulatedEngine:
     def _stands(self) -> Live:
         """How the run stands now."""
         run, live = self.run_of, self.live
-        live.time_s, live.version = run.clock.now_s, run.program.version
-        live.steps, live.samples = run.steps, run.samples
-        live.now = run.program.now(live.time_s, run.nbytes)
+        live.stands(run.progress())
         live.events += run.incidents[self._happened :]
         self._happened = len(run.incidents)
         return live

@@ -15,7 +15,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.whatif import ADVICE_STEPS, CLOSE, Prediction, misfit, usual_rivals, what_if
 from plesio.observe.amounts import duration
-from plesio.observe.summary import Span, Staleness, Summary
+from plesio.observe.summary import Span, Summary
 from plesio.observe.times import Measured, measured
 from plesio.protocol.launcher import Lately
 from plesio.strategy import Strategy
@@ -31,12 +31,7 @@ def speeds(lately: Lately, ran_with: Strategy, others: Sequence[Strategy]) -> di
     One that cannot run with these workers, or whose fold leaves one of them out, is missing. What the run went with is as fast as
     it was, or as its replay is, whichever is faster. Nothing is said where too little was measured, or where the two differ much.
     """
-    made = [span for span in lately.spans if span.steps]
-    summary = Summary(
-        strategy=ran_with.name, recipe=ran_with.recipe, workers=lately.workers, wall_s=0.0, version=0, samples=0,
-        steps=sum(span.steps for span in made), folded=len(made), discarded={}, bytes=2 * len(made) * lately.nbytes,
-        plain_bytes=lately.plain_bytes, served_s=len(made) * lately.served_s, staleness=Staleness(), timeline=lately.spans,
-    )  # fmt: skip
+    summary = Summary.of(lately, strategy=ran_with.name, recipe=ran_with.recipe)
     try:
         run = msgspec.structs.replace(measured(summary), steps=ADVICE_STEPS)
     except ConfigurationError:
@@ -69,12 +64,12 @@ def _pace(spans: Sequence[Span]) -> float:
 
 def _may_gain(lately: Lately, times: float) -> bool:
     """Whether workers that always compute would be so many times as fast: nothing is faster."""
-    busy_s = sum(span.end_s - span.start_s for span in lately.spans if span.steps)
-    return len(lately.workers) > 1 and busy_s * times < sum(span.end_s - span.start_s for span in lately.spans)
+    busy_s = sum(span.end_s - span.start_s for span in lately.timeline if span.steps)
+    return len(lately.workers) > 1 and busy_s * times < sum(span.end_s - span.start_s for span in lately.timeline)
 
 
 def _gain(lately: Lately, there: float, here: float) -> str:
-    window_s = max(span.end_s for span in lately.spans) - min(span.start_s for span in lately.spans)
+    window_s = max(span.end_s for span in lately.timeline) - min(span.start_s for span in lately.timeline)
     return f"{there / here:.2g} times as many samples a second at the speeds of the last {duration(window_s)}"
 
 
@@ -119,7 +114,7 @@ def choose_in(run: VirtualRun, strategy: Strategy) -> None:
     every_s = automatic.rules.every_s
 
     def choose(now_s: float) -> None:
-        found = automatic.hear(now_s, run.program.lately(now_s, every_s), run.program.sequencer.workers)
+        found = automatic.hear(now_s, run.figures.lately(now_s, every_s), run.program.sequencer.workers)
         if found is not None:
             run.switch(*found)
 

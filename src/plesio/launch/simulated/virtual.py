@@ -26,8 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-import msgspec
-
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
 from plesio.config.until import limit_met
@@ -42,9 +40,10 @@ from plesio.launch.simulated.workers import Answer, Message, Participant, Proces
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
-from plesio.protocol.launcher import Final, RoundMade, StopRequest, Trouble, Writing
+from plesio.protocol.launcher import Final, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import Contribution, GoOn, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.server.checkpointer import Checkpointer
+from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
 from plesio.server.program import NO_ANSWER, Program
 from plesio.server.recording import Recorder
@@ -103,6 +102,7 @@ class VirtualRun(Replies):
             raise_on_nonfinite=raise_on_nonfinite,
             by_round=on_round is not None,
         )
+        self.figures = Figures(self.program)
         self.incidents: list[Incident] = []
         self.ended = ""
         self.steps = self.samples = self.nbytes = 0
@@ -189,8 +189,15 @@ class VirtualRun(Replies):
     def _final(self) -> Final:
         for worker in range(len(self._workers)):
             self._cut_short(worker)
-        now = self.program.now(self.clock.now_s, self.nbytes)
-        return msgspec.structs.replace(self.program.figures(self.clock.now_s), bytes=self.nbytes, now=now)
+        final = self.figures.final(self.clock.now_s)
+        final.bytes = self.nbytes
+        return final
+
+    def progress(self) -> Progress:
+        """How the run stands; a step counts once its contribution has arrived."""
+        told = self.figures.progress(self.clock.now_s)
+        told.steps, told.samples, told.bytes = self.steps, self.samples, self.nbytes
+        return told
 
     # Workers come and go
 
