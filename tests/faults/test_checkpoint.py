@@ -133,6 +133,16 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
     assert keeper.taken == (3, 20)
 
 
+def test_a_worker_that_comes_back_twice_goes_on_behind_all_that_was_answered() -> None:
+    keeper = Checkpointer(Keeping(), ps.async_sgd(), workers=2)
+    for times in (1, 2):
+        keeper.came(1, 1, Progress(1, 3, 8, 2))
+        keeper.answered(1, 1)
+        keeper.came(1, 2, Progress(1, 3, 8, 2))  # and is not answered
+        keeper.again(1)
+        assert keeper.before == [Progress(), Progress(times, 3 * times, 8 * times, 2 * times)]
+
+
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
 def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strategy) -> None:
     """Whether their worker waits or goes on. Folded work counts though its worker died."""

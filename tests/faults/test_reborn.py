@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.local import patience
+from plesio.launch.local.rebirths import Rebirths
 from plesio.server.checkpoints import CheckpointStore
 from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
@@ -305,6 +306,25 @@ def test_patience_with_a_server_that_writes_follows_its_progress_and_ends(
     for now_s in range(25):
         hangs += [now_s] * one.server_hangs(1)
     assert hangs == [ends_s], "it is told once"
+
+
+def test_workers_are_late_from_when_a_checkpoint_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now_s))
+    one, late = patience.Patience(10.0, CtrlC()), list[float]()
+    one.ask()
+    for now_s in range(20):
+        if now_s in (1, 10):
+            one.writes(now_s == 1)
+        late += [now_s] * one.workers_are_late()
+    assert late[0] == 10 + patience.GRACE_S + 1
+
+
+@pytest.mark.parametrize(("every_s", "why_not"), [(29.0, "3 died within 58 s"), (31.0, "")])
+def test_a_spare_goes_on_unless_three_servers_died_within_a_minute_unasked(every_s: float, why_not: str) -> None:
+    deaths = Rebirths()
+    deaths.expected = 1
+    assert [deaths.why_not(1, 0, every_s * number) for number in range(4)] == ["", "", "", why_not]
 
 
 def test_the_progress_of_a_process_is_its_work_and_what_it_writes(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_contribution_with_a_nan_gradient_leaves_the_error_memory_alone() -> N
 
 def test_who_is_answered_twice_at_a_version_is_shown_its_buffers_again() -> None:
     layout = Layout(SPECS)
-    ring, packed = [drawn(0) for _ in range(4)], [Arena.private(layout) for _ in range(4)]
+    ring, packed = [drawn(0) for _ in range(4)], [drawn(1) for _ in range(4)]
     versions = Versions(ring)
     shown = Packed(Int8(), versions, packed)
     shown.restore({"read": [[0, 0]], "made": [0]})

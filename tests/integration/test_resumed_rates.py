@@ -34,6 +34,7 @@ def line() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
 
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "a schedule": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5),
+    "by batch": lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=100),
     "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.5),
     "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
     "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.4, step_size_up=2),
@@ -62,17 +63,19 @@ def resuming(worker: ps.Worker, how: str) -> list[Any]:
             group |= {"weight_decay": 0.1, "nesterov": True}
         for (inputs,) in loader:
             step(model, optimizer, inputs)
+            if how == "by batch":
+                schedule.step()
         if how == "by hand":
             group["lr"] *= 0.5
         elif how == "plateau":
             schedule.step(1.0)
-        elif schedule is not None:
+        elif schedule is not None and how != "by batch":
             schedule.step()
         found.append([group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")])
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("how", "told"),
     [
@@ -82,7 +85,7 @@ def resuming(worker: ps.Worker, how: str) -> list[Any]:
             "a schedule",
             "goes on with lr 0.1, as the optimizer was made, and had 0.0125 when it was interrupted: give the schedule",
         ),
-        *((how, "") for how in ("exponential", "plateau", "cyclic", "sequential", "chained")),
+        *((how, "") for how in ("by batch", "exponential", "cyclic", "plateau", "sequential", "chained")),
     ],
 )
 @pytest.mark.parametrize(

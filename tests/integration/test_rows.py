@@ -22,6 +22,7 @@ KINDS: dict[str, Make] = {
     "SparseAdam and Adam": lambda table, tower: [SparseAdam(table, lr=0.05), Adam(tower, lr=0.01)],
     "SGD and momentum": lambda table, tower: [SGD(table, lr=0.1), SGD(tower, lr=0.1, momentum=0.9)],
 }
+UNIFORM = ps.Simulated("uniform")
 SERVED: dict[str, Any] = {
     "sync_sgd": "sync_sgd",
     "async_sgd": "async_sgd",
@@ -109,6 +110,22 @@ def test_a_run_of_two_replays_and_each_row_is_in_its_versions(strategy: Any, kin
     run = ps.run(part, strategy, workers=2, timeout_s=30.0, runs=tmp_path)
     assert run.folder is not None
     assert ps.replay(run.folder, part).identical
+
+
+def one_table(worker: ps.Worker, sparse: bool) -> None:
+    torch.manual_seed(3)
+    model = nn.Embedding(9, 2, sparse=sparse)
+    model, optimizer = worker.prepare(model, SGD(model.parameters(), lr=0.1))
+    for step in range(4):
+        optimizer.zero_grad()
+        (model(torch.tensor([worker.rank, 7, 2 + step])) - 1.0).square().sum().backward()
+        optimizer.step()
+
+
+def test_gradients_that_are_held_for_a_fold_step_by_their_mean_as_dense_ones_do() -> None:
+    runs = [ps.run(partial(one_table, sparse=one), ps.buffered(2), workers=2, engine=UNIFORM) for one in (True, False)]
+    assert runs[0].version == runs[1].version == 4
+    torch.testing.assert_close(*(run.state_dict["weight"] for run in runs))
 
 
 def test_local_steps_and_hogwild_take_tables_as_they_are() -> None:

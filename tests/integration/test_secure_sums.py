@@ -396,6 +396,14 @@ def goes_on(worker: ps.Worker, rounds: int = 1000) -> None:
         worker.contribute(samples=1 + worker.rank)
 
 
+def test_the_last_round_is_the_one_whose_next_would_spend_too_much() -> None:
+    budget = Budget(ps.Privacy(NORM, 4.0, 1e-3, epsilon=2.0))
+    assert budget.spent(budget.rounds) <= 2.0 < budget.spent(budget.rounds + 1)
+    whys = [budget.after(budget.rounds + more)[1] for more in (-1, 0)]
+    assert whys[0] == ""
+    assert whys[1].endswith(f"of 2 at delta 0.001 is spent, after {budget.rounds} rounds")
+
+
 @pytest.mark.thorough
 def test_a_private_run_ends_before_its_epsilon_is_spent() -> None:
     done = run(private(4.0, epsilon=2.0), goes_on)

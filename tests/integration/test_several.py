@@ -14,6 +14,8 @@ from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import plesio as ps
+from plesio.core.events import Fold, Member
+from plesio.server.agreement import Agreement
 from support import loops
 from support.long_forms import but_thorough, in_turn
 
@@ -149,6 +151,19 @@ def test_another_order_of_optimizers_in_lock_step_is_refused_with_both() -> None
     with pytest.raises(ps.ConfigurationError, match=r"different orders \(worker 0: 2; worker 1: 1, counted as prepare"):
         ps.run(disordered, "sync_sgd", workers=2, timeout_s=30.0)
     assert ps.run(disordered, "async_sgd", workers=2, timeout_s=30.0).steps == 4
+
+
+@pytest.mark.parametrize(("size", "late", "ends"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_another_order_of_optimizers_ends_no_run_whose_workers_may_be_apart(size: int, late: bool, ends: bool) -> None:
+    told: list[tuple[Any, str, str, str]] = []
+    agreement = Agreement(ps.first_of(size), lambda *about: told.append(about))
+    agreement.came_late = late
+    agreement.came(1, 1)
+    members = tuple(Member(worker, 1, 1, staleness=0, share=0.5, steps=1, samples=1) for worker in (0, 1))
+    agreement.check(Fold(1, members, 1.0), workers=2)
+    ((_, why, error, _),) = told
+    assert "different orders" in why
+    assert bool(error) == ends
 
 
 def test_all_reduce_refuses_several_optimizers_and_modules() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import select
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from plesio.core.events import Verdict
+from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.carrier import Carrier
+from plesio.launch.remote.link import Reseated
+from plesio.protocol.worker import Beginning, GoOn
 from plesio.transport.wire import Kind
+from plesio.worker.exchanges.server import SeatLostError
 
 CONTRIBUTION, LOG = (Kind.DOORBELL, b"contribution", ()), (Kind.LAUNCHER, b"log", ())
 
@@ -72,3 +78,16 @@ def test_what_it_meets_with_is_raised_by_whoever_wants_the_link_back() -> None:
     with pytest.raises(OSError, match="met with"):
         carrier.end()
     assert "plesio-carrier" not in {one.name for one in threading.enumerate()}
+
+
+def test_an_answer_to_the_life_before_is_not_taken_for_one_to_the_new_seats() -> None:
+    def lost(*_: object) -> None:
+        raise Reseated
+
+    link: Any = SimpleNamespace(receive=lambda timeout_s, place: "a frame", send=lost)
+    bell = RemoteBell(link, 0, lambda: Beginning(0, False, 0, 0))
+    bell._came = GoOn(1, False, Verdict.TAKEN)
+    assert bell.waiting(1.0)
+    bell.say(*LOG)
+    with pytest.raises(SeatLostError):
+        bell.answer(GoOn, 1.0, number=1, version=0)

@@ -60,6 +60,7 @@ def test_the_last_one_is_written_whoever_is_frozen(course: list[dict[str, object
     timing.stopped()
     assert timing.asked(now_s, True, lambda: sorted(frozen)) is None
     assert timing.waits
+    assert timing.owed
     found = [timing.asked(now_s + passed_s, False, lambda: sorted(frozen)) for passed_s in (0.0, LAST_STATE_S)]
     assert (found[1] if frozen else found[0]) == sorted(frozen)
 

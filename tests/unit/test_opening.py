@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from plesio.launch.local import arrivals
 from plesio.server.opening import Opening
 
 
@@ -36,3 +39,24 @@ def test_a_successor_is_welcomed_once_it_has_shown_its_model() -> None:
     opening.proceed(False)
     assert successor.heard == [("welcome", False)]
     assert not opening.complete
+
+
+def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data is for them."""
+    monkeypatch.setattr(arrivals, "Machine", lambda blocks, rows, log: None)
+    turns: list[tuple[str, int]] = []
+    lines = [worker(0), worker(1), worker(2)]
+    for line in lines:
+        vars(line).update(gone=line.worker == 1, incarnation=1, finished=False, leaving=False)
+    program: Any = SimpleNamespace(
+        begun=False,
+        stopping=False,
+        sequencer=SimpleNamespace(workers=3),
+        begin=lambda machine, now_s: None,
+        left=lambda worker, *_: turns.append(("left", worker)),
+        joined=lambda worker, *_: turns.append(("joined", worker)),
+    )
+    opening: Any = SimpleNamespace(blocks=object(), complete=True, proceed=lambda stopping: None)
+    tables: Any = SimpleNamespace(lacking=lambda: False, rows=lambda blocks: None)
+    arrivals.Arrivals(lines, opening, program, lambda machine, now_s: None, tables, lambda: 0.0).proceed()
+    assert turns == [("left", 1), ("joined", 0), ("joined", 2)]

@@ -17,6 +17,7 @@ from plesio.protocol.coding import ProtocolError, encode
 from plesio.riders import Halves, Riders
 from plesio.riders.counters import Counting
 from plesio.riders.schedules import CARRIED_MAX, Scheduling
+from plesio.worker.counter import Counter
 
 WORKERS = 3
 PUSHING = SimpleNamespace(optimizer=torch.optim.SGD([torch.ones(1)], lr=0.5))
@@ -44,6 +45,17 @@ def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tupl
     again = Riders(WORKERS)
     again.restore(msgspec.msgpack.decode(encode(riders.kept())))
     assert again.kept() == riders.kept()
+
+
+def test_a_worker_sees_what_it_has_counted_itself() -> None:
+    counting = Counting()
+    counter = Counter("games", counting)
+    counter.add(2)
+    assert counter.value == 2
+    counting.take(PUSHING)
+    counting.hear({"games": 5})
+    counter.add()
+    assert counter.value == 6
 
 
 def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +16,26 @@ from plesio import __version__
 from plesio.config import RunConfig
 from plesio.launch.job import Job
 from plesio.launch.local.seats import Seats
-from plesio.protocol import remote
+from plesio.protocol import launcher, remote
 from plesio.protocol.coding import encode
 from plesio.strategy import Strategy
+
+
+def seats_of(said: list[Any], train: Any = None, **config: Any) -> Seats:
+    """`said`: what the server is told, and the fellows."""
+    tell = partial(told_to, said)
+    processes: Any = SimpleNamespace(tell_server=tell, workers=[], island=lambda worker: [], worker=lambda *_: [])
+    job = Job(config=RunConfig(workers=2, timeout_s=60.0, **config), train=train, evaluate=None)
+    return Seats(job, processes, lambda process: None)
+
+
+def told_to(said: list[Any], message: Any, descriptors: Any = ()) -> None:
+    said.append(message)
+
+
+def newcomer(said: list[Any], gone: bool = False) -> Any:
+    channel = SimpleNamespace(send=partial(told_to, said))
+    return SimpleNamespace(channel=channel, worker=None, title="", gone=gone, ours=True, replaced=False, ties={})
 
 
 def answer_to(
@@ -28,23 +47,20 @@ def answer_to(
 ) -> Any:
     """What a worker that knocks at a run of async_sgd with two workers and timeout_s=60 is answered; `seated` and `finished`:
     who has a seat by then, and who of these is done."""
-    config = RunConfig(strategy=run, workers=2, workers_max=workers_max, timeout_s=60.0)
     answers: list[Any] = []
-    channel = SimpleNamespace(send=lambda message, descriptors=(): answers.append(message))
-    processes: Any = SimpleNamespace(tell_server=channel.send, workers=[], island=lambda worker: [])
-    seats = Seats(Job(config=config, train=None, evaluate=None), processes, lambda process: None)
+    seats = seats_of(answers, strategy=run, workers_max=workers_max)
     data = None
     if strategy is not None:
         other = RunConfig(strategy=strategy, workers=2).strategy
         data = {"name": other.name, **other.as_data()}
     for worker in told.pop("seated", ()):
-        held: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False, ours=True)
-        seats.knocked(held, remote.Knock("node6:41", plesio, rank=worker))
+        seats.knocked(held := newcomer(answers), remote.Knock("node6:41", plesio, rank=worker))
+        held.gone = worker in told.get("gone", ())
+    told.pop("gone", None)
     seats.finished = set(told.pop("finished", ()))
     rank, protocol = told.pop("rank", -1), told.pop("protocol", remote.PROTOCOL)
-    process: Any = SimpleNamespace(channel=channel, worker=None, title="", gone=False, ours=True)
     knock = remote.Knock("node7:42", plesio, protocol, rank, data, told)
-    seats.knocked(process, msgspec.msgpack.decode(encode(knock), type=remote.Knock))
+    seats.knocked(newcomer(answers), msgspec.msgpack.decode(encode(knock), type=remote.Knock))
     return answers[-1]
 
 
@@ -82,6 +98,7 @@ def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(to
         ({"rank": 1}, True),
         ({}, True),
         ({"rank": 1, "finished": [1]}, False),
+        ({"rank": 1, "finished": [1], "gone": [1]}, False),
         ({"finished": [0, 1]}, False),
         ({"rank": 2}, False),
         ({"strategy": "sync_sgd"}, False),
@@ -118,8 +135,39 @@ def test_another_setting_of_the_same_strategy_is_named() -> None:
 )
 def test_ranks_that_the_run_does_not_have_are_refused(ranks: int, told: dict[str, Any], why: str) -> None:
     answers: list[Any] = []
-    config, lines = RunConfig(strategy="local_sgd", workers=2, ranks=ranks), SimpleNamespace(send=answers.append)
-    nobody: Any = SimpleNamespace()
-    seats = Seats(Job(config=config, train=None, evaluate=None), nobody, lambda process: None)
-    seats.knocked(SimpleNamespace(channel=lines), remote.Knock("node7:42", __version__, **told))  # type: ignore[arg-type]
+    seats = seats_of(answers, strategy="local_sgd", ranks=ranks)
+    seats.knocked(newcomer(answers), remote.Knock("node7:42", __version__, **told))
     assert why in answers[0].why
+
+
+def test_a_rank_takes_its_tie_along() -> None:
+    """Here it is closed, or the launcher would run out of descriptors."""
+    answers: list[Any] = []
+    seats, captain = seats_of(answers, strategy="local_sgd", ranks=2), newcomer(answers)
+    seats.knocked(captain, remote.Knock("node7:42", __version__, ranks=2))
+    tie = captain.ties[1]
+    os.fstat(tie)
+    ticket = answers[-1].seated.ticket
+    seats.knocked(newcomer(answers), remote.Knock("node7:43", __version__, ranks=2, place=1, captain=ticket))
+    assert answers[-1].seated.worker == 0
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(tie)
+
+
+def test_a_seat_whose_work_was_done_is_free_again_once_the_run_is_scaled_up() -> None:
+    answers: list[Any] = []
+    seats = seats_of(answers, workers_max=2)
+    seats.finished = {0, 1}
+    for workers in (1, 2):
+        seats.scale(workers)
+    seats.knocked(newcomer(answers), remote.Knock("node7:42", __version__))
+    assert answers[-1].seated.worker == 1
+
+
+def test_an_island_begins_anew_until_it_was_in_vain_three_times() -> None:
+    said: list[Any] = []
+    seats = seats_of(said, train=len, strategy=ps.allreduce().as_island)
+    for version, begins in ((3, True), (3, True), (4, True), (4, True), (4, True), (4, False)):
+        assert seats.begin_anew(0, version) is begins
+        seats.fill()
+    assert said[-1] == launcher.Stop()

@@ -173,6 +173,22 @@ def test_a_fold_that_is_killed_anywhere_in_machine_code_is_taken_back() -> None:
         assert places.tobytes() == out.tobytes()
 
 
+def test_a_row_that_changed_twice_in_a_fold_is_taken_back_to_before_both() -> None:
+    store, ones = (
+        Store(TableSpec("ids", 2, ps.RowSGD(1.0), expire=ps.Unused(1)), survives=9),
+        np.ones((3, 2), np.float32),
+    )
+    about = np.full(3, -1), ones, np.ones(3, np.uint8)
+    store.fold(np.arange(3), *about, 1, 0)
+    before = kept(store)
+    store.begin_fold()
+    store.fold(np.arange(3), *about, 4, 0)  # dead ones, which are born again in their places
+    store.fold(np.arange(3), *about, 4, 0)
+    store.take_back()
+    store.clock = 1
+    assert kept(store) == before
+
+
 def kept(store: Store) -> dict[str, bytes]:
     return {name: one.tobytes() for name, one in store.kept().items()}
 

@@ -192,6 +192,12 @@ def test_a_place_that_is_anothers_by_now_is_looked_up_again() -> None:
     np.testing.assert_array_equal(pulled(store, [9])[1], pulled(Store(TableSpec("new", 2)), [9])[1] - 1)
 
 
+def test_a_sweep_goes_on_where_the_last_one_ended() -> None:
+    store = Store(TableSpec("ids", 2, ps.RowSGD(1.0), expire=ps.Unused(1)))
+    fold(store, range(9), 1)
+    assert [store.sweep(3, 4) for _ in range(3)] == [4, 4, 1]
+
+
 def test_a_row_that_is_born_again_has_no_state_of_before() -> None:
     def of(keys: list[int]) -> Any:
         store = Store(TableSpec("ids", 5, ps.RowAdam(), expire=ps.Unused(1)))
