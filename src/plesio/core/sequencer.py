@@ -175,8 +175,7 @@ class Sequencer:
         return self._effects
 
     def _of_others(self, event: Event) -> None:
-        of_run = events.Ticked, events.Scaled, events.Switched, events.RoundBegins, events.GivenUp
-        self._sender = -1 if isinstance(event, of_run) else event.worker
+        self._sender = event.worker if isinstance(event, events.WorkerEvent) else -1
         if isinstance(event, events.Joined):
             self._joined(event)
         elif isinstance(event, events.Left):

@@ -108,12 +108,11 @@ def _contributions(known: Iterable[Record]) -> int:
             continue
         if isinstance(record.event, Reported):
             reported += record.event.versions
-        for said in (record.event, *record.effects):
-            numbered = said.members if isinstance(said, Fold) else (said,)
-            for one in numbered:
-                if isinstance(one, Pushed | Member | Discard):
-                    key = (one.worker, one.incarnation)
-                    numbers[key] = max(one.number, numbers.get(key, 0))
+        members = (member for fold in record.folds for member in fold.members)
+        for one in (record.event, *record.effects, *members):
+            if isinstance(one, Pushed | Discard | Member):
+                key = (one.worker, one.incarnation)
+                numbers[key] = max(one.number, numbers.get(key, 0))
     return sum(numbers.values()) + reported
 
 
