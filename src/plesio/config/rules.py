@@ -108,6 +108,34 @@ ROUNDS = (
     Rule("plan", lambda s: s.plan, "it has phases"),
 )
 """Why nobody can look at the rounds of a strategy (`on_round`)."""
+TABLES = (
+    Rule("outer via", lambda s: s.gives_back_mean or not s.via.at_server,
+         "workers step there by themselves; take sync_sgd"),
+    Rule("every", lambda s: s.every.by_client,
+         "the turns of a round's clients would be added up in their rows; take local_sgd"),
+    Rule("combine", lambda s: any(phase.combine.robust for phase in s.phases),
+         "they are added up, so one worker could move them anywhere; take combine=Mean()"),
+    Rule("plan rows", lambda s: len({phase.rows for phase in s.phases}) > 1,
+         "its phases step them at other times; give all the same rows="),
+)
+"""Why a strategy cannot step the rows of tables (`ps.Table`)."""
+BY_CLIENT = (
+    Rule("state", lambda s, clients: s.send.control and clients.state is None,
+         "{0.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"),
+    Rule("combine", lambda s, clients: s.combine.robust,
+         "ps.Clients and {0.name}: a worker adds up what its clients moved, so one client could move that anywhere; use "
+         "combine= for sites, whose loop says worker.contribute(samples=...)"),
+    Rule("clients_min deadline_s", lambda s, clients: s.gather.in_rounds and (s.gather.least or s.gather.deadline_s),
+         "{0.name} ({0.gather}) counts sites, and clients of ps.Clients are not workers: say ps.Clients(clients_min=...), or "
+         "fedavg(first=..., deadline_s=...)"),
+    Rule("clients_min", lambda s, clients: clients.clients_min and not s.gather.in_rounds,
+         "Clients(clients_min=...): {0.name} has no rounds that wait for clients"),
+    Rule("per_round privacy", lambda s, clients: s.send.privacy and s.send.privacy.per_round != clients.per_round,
+         "Clients(per_round={1.per_round}) and Privacy(per_round={0.send.privacy.per_round}) are to be the same"),
+    Rule("available privacy", lambda s, clients: s.send.privacy and clients.available != 1,
+         "privacy= counts on each client's chance to be drawn; leave available= out"),
+)
+"""A strategy and `ps.Clients`."""
 REPLAYED = (
     Rule("via", lambda s: not s.via.at_server,
          "under {0.name} workers fold without asking a server, so that nothing recorded the order; strategies with a server "

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from plesio.config.rules import TABLES
 from plesio.errors import ConfigurationError
 from plesio.protocol.worker import RowsRequest
 from plesio.strategy import Strategy
+from plesio.strategy.rules import why_not
 from plesio.tables.module import Table, flat_of
 from plesio.tables.window import Window
 from plesio.transport.row_slots import RowSlots
@@ -117,16 +119,7 @@ class RowExchange:
 
 def check_strategy(strategy: Strategy, tables: Mapping[str, Table]) -> None:
     """Raise `ConfigurationError` where nothing at a server would step the rows."""
-    why = ""
-    if strategy.gives_back_mean or not strategy.via.at_server:
-        why = "workers step there by themselves; take sync_sgd"
-    elif strategy.every.by_client:
-        why = "the turns of a round's clients would be added up in their rows; take local_sgd"
-    elif any(phase.combine.robust for phase in strategy.phases):
-        why = "they are added up, so one worker could move them anywhere; take combine=Mean()"
-    elif len({phase.rows for phase in strategy.phases}) > 1:
-        why = "its phases step them at other times; give all the same rows="
-    if why:
+    if why := why_not(TABLES, strategy):
         raise ConfigurationError(
             f"the model has tables ({', '.join(tables)}), and {strategy.name} cannot step their rows: {why}"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from plesio.errors import ConfigurationError
 from plesio.strategy.answers import Privacy
 from plesio.worker.budget import Budget
 from plesio.worker.clients.description import Clients
@@ -20,11 +19,10 @@ class Accountant:
         rounds: how many the bound on epsilon allows.
 
     Raises:
-        ConfigurationError: `clients` do not fit, or as `Budget` says.
+        ConfigurationError: as `Budget` says.
     """
 
     def __init__(self, privacy: Privacy, clients: Clients, context: WorkerContext) -> None:
-        self._check(privacy, clients)
         self._budget = Budget(privacy, clients.per_round / len(clients.split), clients.rounds)
         if context.rank == 0 and context.seed == 0:
             warn(
@@ -34,14 +32,6 @@ class Accountant:
         self._context = context
         self.places = min(len(clients.split), clients.per_round + ceil(8 * clients.per_round**0.5) + 8)
         self.rounds = self._budget.rounds
-
-    def _check(self, privacy: Privacy, clients: Clients) -> None:
-        if privacy.per_round != clients.per_round:
-            raise ConfigurationError(
-                f"Clients(per_round={clients.per_round}) and Privacy(per_round={privacy.per_round}) are to be the same"
-            )
-        if callable(clients.available) or clients.available < 1:
-            raise ConfigurationError("privacy= counts on each client's chance to be drawn; leave available= out")
 
     def tell(self) -> None:
         """What the versions made have spent."""

@@ -10,6 +10,7 @@ from math import ceil
 import torch
 from torch import nn
 
+from plesio.config.rules import BY_CLIENT, refuse
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply, LeaseRequest
@@ -43,6 +44,7 @@ class LeasedClients:
 
     def __post_init__(self, own: OwnPart | None) -> None:
         clients, context, exchange = self._clients, self._context, self._exchange
+        refuse(BY_CLIENT, exchange.strategy, clients)
         privacy = exchange.strategy.send.privacy
         self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
         if privacy is not None:
@@ -61,25 +63,6 @@ class LeasedClients:
         self._over = False
         exchange.between_clients = True
         self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
-        if exchange.strategy.send.control and clients.state is None:
-            raise ConfigurationError(
-                f"{exchange.strategy.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"
-            )
-        if exchange.strategy.combine.robust:
-            raise ConfigurationError(
-                f"ps.Clients and {exchange.strategy.name}: a worker adds up what its clients moved, so one client could move "
-                "that anywhere; use combine= for sites, whose loop says worker.contribute(samples=...)"
-            )
-        gather, alone = exchange.strategy.gather, exchange.strategy.gather.least or exchange.strategy.gather.deadline_s
-        if exchange.in_rounds and alone:
-            raise ConfigurationError(
-                f"{exchange.strategy.name} ({gather}) counts sites, and clients of ps.Clients are not workers: say "
-                "ps.Clients(clients_min=...), or fedavg(first=..., deadline_s=...)"
-            )
-        if clients.clients_min and not exchange.in_rounds:
-            raise ConfigurationError(
-                f"Clients(clients_min=...): {exchange.strategy.name} has no rounds that wait for clients"
-            )
 
     def __len__(self) -> int:
         """An equal share of all turns, rounded up."""
@@ -205,7 +188,7 @@ class LeasedClients:
     def _check_choices(self) -> None:
         self._drawn = (-1, [])
         clients, chosen = self._clients, self._choices[-1][1]
-        if callable(clients.available) or clients.available < 1:
+        if clients.available != 1:
             raise ConfigurationError(
                 "round.choose and Clients(available=...) both say who can be drawn; take one of them"
             )
