@@ -229,7 +229,7 @@ FAULTS = (
     ),
     Fault(
         "memory/momenta.py",
-        'self.damping.restore(numbers["damping"])',
+        'self.damping.take(numbers["damping"])',
         "",
         "a resumed run damps gaps as if it had just begun",
     ),
@@ -264,9 +264,9 @@ FAULTS = (
         "a server that died in a fold goes on from half of it",
     ),
     Fault(
-        "memory/surviving.py",
-        "self._gather.take(numbers[1])",
-        "",
+        "memory/gather.py",
+        "self._held.take(numbers[1])",
+        "pass",
         "the server's successor forgets the contributions that wait for a fold",
     ),
     Fault(

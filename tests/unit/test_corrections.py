@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from plesio.core.events import Fold, Member
-from plesio.memory.folder import build_folder
+from plesio.memory.folder import CORRECTIONS, build_folder
 from plesio.memory.publish import Versions
+from plesio.memory.register import Register
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.strategy.recipes.asynchronous import async_sgd
 from plesio.tensors import operands
@@ -170,24 +172,23 @@ def test_a_fresh_gradient_is_unchanged(correction: Correction) -> None:
     assert torch.equal(gradient.memory, before), "bit for bit"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DelayCompensation(DelayCompensated(), Arena.private(LAYOUT)),
-        lambda: GapAwareness(GapAware(decay=0.9)),
-        GapDamping,
-    ],
-)
-def test_a_restored_correction_continues_bit_for_bit(make: Callable[[], Correction]) -> None:
+def registered(rule: DelayCompensated | GapAware | None) -> tuple[Register, Correction]:
+    """That of a strategy's answer, or the one that goes with look-ahead."""
+    state, build = Register(lambda _: Arena.private(LAYOUT)), CORRECTIONS.get(type(rule))
+    correction = build(rule, partial(state.array, part="correction")) if build is not None else GapDamping()
+    state.parts["correction"] = correction
+    return state, correction
+
+
+@pytest.mark.parametrize("rule", [DelayCompensated(), GapAware(decay=0.9), None])
+def test_a_restored_correction_continues_bit_for_bit(rule: DelayCompensated | GapAware | None) -> None:
     rng = np.random.default_rng(8)
-    one, other = make(), make()
+    (kept, one), (state, other) = registered(rule), registered(rule)
     for _ in range(3):
         one.correct(arena(draw(rng)), arena(draw(rng)), arena(draw(rng)))
         one.stepped(arena(draw(rng)), arena(draw(rng)))
-    kept = one.kept()
-    other.restore(msgspec.json.decode(msgspec.json.encode(kept.numbers)))
-    for name, tensor in other.kept().tensors.items():
-        tensor.copy_(kept.tensors[name])
+    tensors, numbers = kept.kept()
+    state.restore(msgspec.json.decode(msgspec.json.encode(numbers)), tensors)
     for _ in range(3):
         g, now, then = draw(rng), arena(draw(rng)), arena(draw(rng))
         gradients = arena(g), arena(g)

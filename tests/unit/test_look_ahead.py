@@ -70,7 +70,7 @@ class Server:
 
     def _new(self, layout: Layout, what: str) -> Arena:
         arena = Arena.private(layout)
-        if what == "momentum":
+        if what.startswith("momentum "):
             self.momenta.append(arena)
         return arena
 
@@ -547,13 +547,10 @@ APART = (SPECS[0], TensorSpec("b", (8,), "float64", Kind.TRAINED, 1))
 def resumed(server: Server, make: Make, strategy: Strategy) -> Server:
     """A server that goes on from what this one keeps, as a checkpoint does; a file makes lists of tuples."""
     again = Server(make, server.workers, APART, server.now(), strategy)
-    kept = server.folder.kept()
+    tensors, numbers = server.folder.kept()
     again.folder.begin_anew()
-    again.folder.restore(msgspec.json.decode(msgspec.json.encode(kept.numbers)))
-    places = again.folder.kept().tensors
-    assert places.keys() == kept.tensors.keys()
-    for name, tensor in places.items():
-        tensor.copy_(kept.tensors[name])
+    again.folder.state.restore(msgspec.json.decode(msgspec.json.encode(numbers)), tensors)
+    assert again.folder.kept().tensors.keys() == tensors.keys()
     for worker in range(server.workers):
         again.folder.publish(worker)
     return again

@@ -510,10 +510,10 @@ def refused(nbytes: int, what: str) -> None:
 # Planted bugs
 
 
-def acknowledged_first(self: Surviving, do: Callable[..., None], *about: Any) -> int | None:
+def acknowledged_first(self: Surviving, arrays: Sequence[Arena], do: Callable[..., None], *about: Any) -> int | None:
     """An effect is in the log before it is done."""
     if self._log.recovering:
-        return FAITHFUL(self, do, *about)
+        return FAITHFUL(self, arrays, do, *about)
     self._done += 1
     self._catch_up()
     self._log.once(self._numbers)

@@ -13,23 +13,23 @@ Of parameters of half precision the master copy is stepped, see `plesio.memory.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from plesio.core.events import Fold
-from plesio.memory.gather import AllAtOnce, Gather, InTurn, NewArena, held_by
+from plesio.memory.gather import AllAtOnce, Gather, InTurn, held_by
 from plesio.memory.master import Master, state_layout
 from plesio.memory.momenta import Ahead, Momenta, momentum_keys
 from plesio.memory.packed import Packed
 from plesio.memory.publish import Publisher, Versions
+from plesio.memory.register import NewArena, Register, When
 from plesio.memory.steps import Mean, Optimizing, Step, Towards
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import Arena, Layout
-from plesio.tensors.carrying import Kept
+from plesio.tensors.carrying import Kept, Part
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.one_pass import LARGE, Pass, kernels
 from plesio.tensors.optimizer_spec import OptimizerSpec
@@ -45,8 +45,20 @@ CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
 """The arithmetic of each answer to `correct`. Nothing else asks of which class an answer is."""
 
 
+class Parts(NamedTuple):
+    """What a folder is made of; `state`: all that it keeps."""
+
+    state: Register
+    gather: Gather
+    correction: Correction | None
+    step: Step
+    publisher: Publisher
+    after: Applied | None
+    master: Master | None
+
+
 class Folder:
-    """Folds contributions, and publishes what comes of it. `parts`: what of it a checkpoint keeps, by name.
+    """Folds contributions, and publishes what comes of it.
 
     Attributes:
         lost: why nobody could go on from the memory of this process, though it was made for that; empty if somebody could.
@@ -54,23 +66,9 @@ class Folder:
 
     lost = ""
 
-    def __init__(
-        self,
-        gather: Gather,
-        correction: Correction | None,
-        step: Step,
-        publisher: Publisher,
-        after: Applied | None,
-        parts: dict[str, Any],
-        master: Master | None = None,
-    ) -> None:
-        self._gather = gather
-        self._correction = correction
-        self._step = step
-        self._publisher = publisher
-        self._after = after
-        self._master = master
-        self._parts = {name: part for name, part in {**parts, "master": master}.items() if part is not None}
+    def __init__(self, parts: Parts) -> None:
+        self.state, gather, self._correction, step, publisher, self._after, self._master = parts
+        self._gather, self._step, self._publisher = gather, step, publisher
         self.came = gather.came
         self.hold = gather.hold
         self.publish, self.snapshot = publisher.publish, publisher.whole
@@ -123,21 +121,7 @@ class Folder:
 
     def kept(self) -> Kept:
         """What a checkpoint keeps beside the parameters; what is in the buffer is computed again."""
-        kept = {name: part.kept() for name, part in self._parts.items()}
-        tensors = {name: tensor for part in kept.values() for name, tensor in part.tensors.items()}
-        return Kept(tensors, {name: part.numbers for name, part in kept.items()})
-
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from these; the tensors that `kept` then names are to be filled."""
-        for name, part in self._parts.items():
-            part.restore(numbers[name])
-
-    def go_on(self, name: str, numbers: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """One part goes on from these."""
-        part = self._parts[name]
-        part.restore(numbers)
-        for key, tensor in part.kept().tensors.items():
-            tensor.copy_(tensors[key])
+        return self.state.kept()
 
     def all_behind(self) -> None:
         """All buffers but the current one may hold older rows of tables: another folder wrote them."""
@@ -179,7 +163,7 @@ def build_folder(
     packed: Sequence[Arena] = (),
     threads: int = 1,
     after: Applied | None = None,
-    made: Callable[..., Folder] = Folder,
+    made: Callable[[Parts], Folder] = Folder,
 ) -> Folder:
     """The folder for a strategy and a user's optimizers; for none, what averages parameters.
 
@@ -194,27 +178,30 @@ def build_folder(
         strategy.gather.in_rounds and strategy.outer.averages and not strategy.outer.by_rate,
     )
     has_master = state_layout(strategy, layout) is not layout
-    master = Master(versions, new_arena, averages, strategy.correct.corrects) if has_master else None
+    state, optimizer = Register(new_arena), None
+    master = Master(versions, state, averages, strategy.correct.corrects) if has_master else None
     first = first if master is None else master.weights
-    optimizer = StatefulOptimizer(specs, first, lambda: new_arena("optimizer"), threads) if specs else None
-    if optimizer is not None:
+    if specs:
+        optimizer = StatefulOptimizer(specs, first, partial(state.array, "optimizer", When.STEP), threads)
         optimizer.copies_always = after is not None
+        state.parts["optimizer"] = optimizer
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
-        momenta = Momenta(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, new_arena)
-        copies = [new_arena("buffer") for _ in range(held_by(strategy))]
-        in_turn = InTurn(versions, slots, momenta.live, copies, momenta.damp)
+        momenta = Momenta(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, state)
+        in_turn = InTurn(versions, slots, momenta.live, held_by(strategy), momenta.damp, state)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)
-        return made(in_turn, None, momenta, ahead, after, {"optimizer": optimizer, "look-ahead": momenta}, master)
-    build = CORRECTIONS[type(strategy.correct)]
-    correction = build(strategy.correct, new_arena) if build is not None else None
-    gather = AllAtOnce(strategy, versions, slots, correction is not None, new_arena)
+        return made(Parts(state, in_turn, None, momenta, ahead, after, master))
+    correction = None
+    if (build := CORRECTIONS[type(strategy.correct)]) is not None:
+        state.parts["correction"] = correction = build(strategy.correct, partial(state.array, part="correction"))
+    gather = AllAtOnce(strategy, versions, slots, correction is not None, state)
     step = _step(strategy, optimizer, workers, gather, first, threads)
-    codec = strategy.adopt.codec
-    shown = Packed(codec, versions, packed) if codec is not None else None
-    publisher = shown or Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
-    parts = {"optimizer": optimizer, "correction": correction, "shown": shown}
-    return made(gather, correction, step, publisher, after, parts, master)
+    if isinstance(step, Part):
+        state.parts["step"] = step
+    publisher = Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
+    if (codec := strategy.adopt.codec) is not None:
+        state.parts["shown"] = publisher = Packed(codec, versions, packed)
+    return made(Parts(state, gather, correction, step, publisher, after, master))
 
 
 def _step(

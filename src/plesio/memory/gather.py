@@ -12,17 +12,16 @@ import torch
 from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.memory.publish import Versions
+from plesio.memory.register import Register, When
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.carrying import Part
 from plesio.tensors.combining import COMBINED
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.noise import Noise
 from plesio.tensors.packing import Packing
 from plesio.tensors.rows import NO_ROWS, Rows, Tables
 from plesio.tensors.tensor_set import ALL
-
-NewArena = Callable[[str], Arena]
-"""Makes a zeroed arena for what its argument names."""
 
 
 class Came(NamedTuple):
@@ -69,9 +68,10 @@ def held_by(strategy: Strategy) -> int:
     return together if together > 1 and not strategy.release.after_fold else 0
 
 
-class Gather:
+class Gather(Part):
     """What came with the contributions in the slots; `of` tells what to step with."""
 
+    is_kept = False
     scratch: Arena | None = None
     """In place of a slot that would be changed."""
 
@@ -95,13 +95,9 @@ class Gather:
         """What to step with, one after the other."""
         raise NotImplementedError
 
-    def survive(self, new_arena: NewArena) -> None:
+    def survive(self, state: Register) -> None:
         """What it holds is to outlive this process, and slots are to stay as they are."""
-        self.scratch = new_arena("scratch")
-
-    @property
-    def seats(self) -> int:
-        return len(self._slots)
+        self.scratch = state.new("scratch")
 
     def absent_in(self, fold: Fold) -> int:
         """What of a fold of one step lacks a gradient."""
@@ -110,17 +106,6 @@ class Gather:
     def stepping(self, fold: Fold) -> list[int]:
         """By whose settings `fold` steps, in turn."""
         return [member.worker for member in fold.members]
-
-    @property
-    def arenas(self) -> Sequence[Arena]:
-        """What changes in place when something is held, and when that is folded."""
-        return ()
-
-    def numbers(self) -> Any:
-        """What it knows of what is held, beside tensors; None: nothing is."""
-
-    def take(self, numbers: Any) -> None:
-        """Go on from these numbers."""
 
     def begin_anew(self) -> None:
         """As after a restore: nothing is held."""
@@ -137,7 +122,7 @@ class AllAtOnce(Gather):
         versions: Versions,
         slots: Sequence[Arena],
         looks_back: bool,
-        new_arena: NewArena,
+        state: Register,
     ) -> None:
         super().__init__(versions, slots)
         self._leaves_out = (not strategy.send.stepped and not strategy.gives_back_mean) or strategy.send.fragments > 1
@@ -150,8 +135,11 @@ class AllAtOnce(Gather):
         self._combined = combined(strategy.combine) if combined is not None else None
         layout, as_one = versions.buffers[0].layout, self._noise is not None or self._combined is not None
         sums = self._packing is not None or (as_one and layout.wide is not layout)
-        self._sum = new_arena("sum of deltas") if sums else None
-        self._held = Accumulator(new_arena("buffer"), held_by(strategy)) if held_by(strategy) else None
+        self._sum = state.new("sum of deltas") if sums else None
+        self._held: Accumulator | None = None
+        if holds := held_by(strategy):
+            self._held = Accumulator(state.array("buffer", When.HOLD), holds)
+            state.parts["held"] = self
 
     def hold(self, worker: int, weight: float) -> None:
         assert self._held is not None, "only a buffer that lets workers go on holds"
@@ -235,26 +223,21 @@ class AllAtOnce(Gather):
             for one in fold.members
         ]
 
-    def survive(self, new_arena: NewArena) -> None:
-        super().survive(new_arena)
-        if self._held is not None:
-            sums = self._held.arena
-            beside = [new_arena(what) for what in ("first buffers", "equal buffers") if sums.layout.buffer_segments]
+    def survive(self, state: Register) -> None:
+        super().survive(state)
+        if self._held is not None and (sums := self._held.arena).layout.buffer_segments:
+            beside = [state.array(what, When.HOLD) for what in ("first buffers", "equal buffers")]
             self._held = Accumulator(sums, self._held.count, beside)
 
     def stepping(self, fold: Fold) -> list[int]:
         return [fold.members[0].worker]
 
-    @property
-    def arenas(self) -> Sequence[Arena]:
-        return self._held.arenas if self._held is not None else ()
-
     def numbers(self) -> Any:
-        return [_signed(self._held_absent), self._held.numbers()] if self._held is not None else None
+        return [_signed(self._held_absent), self._held.numbers() if self._held is not None else ()]
 
     def take(self, numbers: Any) -> None:
+        self._held_absent = int.from_bytes(numbers[0], "little", signed=True)
         if self._held is not None:
-            self._held_absent = int.from_bytes(numbers[0], "little", signed=True)
             self._held.take(numbers[1])
 
     def begin_anew(self) -> None:
@@ -272,13 +255,16 @@ class InTurn(Gather):
         versions: Versions,
         slots: Sequence[Arena],
         live: set[int],
-        held: Sequence[Arena],
+        holds: int,
         damp: Callable[[Arena, Arena, int], None],
+        state: Register,
     ) -> None:
         super().__init__(versions, slots)
         self._live = live
-        self._copies = held
-        self._absent_of = [0] * len(held)
+        self._copies = [state.new("buffer") for _ in range(holds)]  # of which each is written as a whole
+        self._absent_of = [0] * holds
+        if holds:
+            state.parts["held"] = self
         self._waiting = 0
         self._damp = damp
 
@@ -312,12 +298,11 @@ class InTurn(Gather):
         return self._absent_of[0] if fold.held else super().absent_in(fold)
 
     def numbers(self) -> Any:
-        return [self._waiting, [_signed(one) for one in self._absent_of]] if self._copies else None
+        return [self._waiting, [_signed(one) for one in self._absent_of]]
 
     def take(self, numbers: Any) -> None:
-        if self._copies:
-            self._waiting, absent = numbers
-            self._absent_of = [int.from_bytes(one, "little", signed=True) for one in absent]
+        self._waiting, absent = numbers
+        self._absent_of = [int.from_bytes(one, "little", signed=True) for one in absent]
 
     def begin_anew(self) -> None:
         super().begin_anew()

@@ -20,7 +20,7 @@ from plesio.host.recovery_log import RecoveryLog
 from plesio.masking.words import SITE_BYTES
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
-from plesio.memory.folder import Folder, build_folder
+from plesio.memory.folder import Folder, Parts, build_folder
 from plesio.memory.momenta import keeps_momentum
 from plesio.memory.own_weights import OwnWeights
 from plesio.memory.port import Kept, Memory
@@ -172,11 +172,11 @@ class Machine(Memory):
             self._threads(), applied, self._put_together(),
         )  # fmt: skip
 
-    def _put_together(self) -> Callable[..., Folder]:
+    def _put_together(self) -> Callable[[Parts], Folder]:
         if self._log is None or self.why_not_durable:
             return Folder
-        specs, layout, new_arena = self.blocks.specs, self.blocks.state_layout, self.blocks.new_arenas()
-        return partial(Surviving, self._log, new_arena, kept_keys(specs, layout, small=True) if specs else ())
+        specs, layout = self.blocks.specs, self.blocks.state_layout
+        return partial(Surviving, self._log, kept_keys(specs, layout, small=True) if specs else ())
 
     def _threads(self) -> int:
         """Those that share a fold: the cores that workers leave idle meanwhile, all of them in a round."""

@@ -15,15 +15,14 @@ lost, and is published when it has become a step of the model's dtype. Where wor
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from plesio.memory.gather import Came, NewArena
+from plesio.memory.gather import Came
 from plesio.memory.publish import Versions
+from plesio.memory.register import Register
 from plesio.strategy import Strategy
 from plesio.tensors.arena import HALF, Arena, Kind, Layout
-from plesio.tensors.carrying import Kept
+from plesio.tensors.carrying import Kept, Part
 from plesio.tensors.mean import mean_into
 from plesio.tensors.operands import pieces
 from plesio.tensors.rows import copy_rows
@@ -34,7 +33,7 @@ def state_layout(strategy: Strategy, layout: Layout) -> Layout:
     return layout if strategy.gives_back_mean else layout.wide
 
 
-class Master:
+class Master(Part):
     """The parameters in float32, which begin as the current one of `versions`.
 
     Args:
@@ -43,12 +42,13 @@ class Master:
         looks_back: contributions are corrected by how far the version moved that they were computed from.
     """
 
-    def __init__(self, versions: Versions, new_arena: NewArena, averages: bool, looks_back: bool) -> None:
-        self.weights = new_arena("master copy")
-        self.other: Arena | None = None
-        """Where the next one goes, if this is to stay as it is."""
-        self._mean = new_arena("mean contribution")
-        self._then = new_arena("version worked on") if looks_back else None
+    like = ""
+
+    def __init__(self, versions: Versions, state: Register, averages: bool, looks_back: bool) -> None:
+        self.weights = self._first = self._other = self._next = state.new("master copy")
+        self._mean = state.new("mean contribution")
+        self._then = state.new("version worked on") if looks_back else None
+        state.parts["master"] = self
         self._versions = versions
         self._averages = averages
         for weights, shown in zip(self.weights.flat, self._shown.flat, strict=True):
@@ -81,13 +81,24 @@ class Master:
     def _shown(self) -> Arena:
         return self._versions.buffers[self._versions.current]
 
+    def survive(self, state: Register) -> None:
+        """What it was before a fold is to outlive this process."""
+        self._other = state.new("second copy")
+        self._other.copy_from(self.weights)  # what is frozen stays there, too
+
+    def stays(self) -> None:
+        """What it is now stays as it is in the fold that comes."""
+        self._next = self._other
+
     def next(self) -> Arena:
         """Where the next one goes."""
-        return self.other or self.weights
+        return self._next
 
     def made(self, weights: Arena) -> None:
         """It is there."""
-        self.weights, self.other = weights, None
+        if weights is not self.weights:
+            self._other = self.weights
+        self.weights = self._next = weights
 
     def show(self, version: Arena, came: Came) -> None:
         """Round it into `version`; of tables, the rows that `came`."""
@@ -98,11 +109,15 @@ class Master:
             rows = gradient._indices()[0] if gradient.is_sparse else torch.arange(len(table))
             copy_rows(table, exact, rows)
 
+    def numbers(self) -> bool:
+        return self.weights is not self._first
+
+    def take(self, numbers: bool) -> None:
+        if numbers != self.numbers():
+            self.made(self._other)
+
     def kept(self) -> Kept:
         """By tensor: a checkpoint's parameters are rounded."""
         specs = enumerate(self._versions.buffers[0].layout.specs)
         half = [place for place, spec in specs if spec.kind.moves and spec.torch_dtype in HALF]
         return Kept({f"master {place}": self.weights.views[place] for place in half}, {})
-
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on; the tensors of `kept` are to be filled."""

@@ -27,14 +27,15 @@ import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from plesio.core.events import Fold
-from plesio.memory.gather import Came, NewArena
+from plesio.memory.gather import Came
 from plesio.memory.master import Master
 from plesio.memory.publish import Publisher, Versions
+from plesio.memory.register import Register, When
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind, flattened
-from plesio.tensors.carrying import Carried, Kept
+from plesio.tensors.carrying import Carried, Part
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
 from plesio.tensors.one_pass import Ahead as PassAhead
@@ -65,7 +66,7 @@ def keeps_momentum(groups: Groups) -> bool:
     return any(group.get("momentum") or (group.get("betas") or (0.0,))[0] for group in groups)
 
 
-class Momenta(Step):
+class Momenta(Step, Part):
     """A step of the user's optimizer with the momentum of the worker whose gradient came.
 
     Args:
@@ -83,9 +84,9 @@ class Momenta(Step):
         seats: int,
         workers: int,
         scale_of: Callable[[int, int], float],
-        new_arena: NewArena,
+        state: Register,
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer: StatefulOptimizer = optimizer
         optimizer.swapped = keys
         self.live: set[int] = set()
         """Who reads a version, and will contribute."""
@@ -96,9 +97,10 @@ class Momenta(Step):
         self._workers = workers
         self._scale_of = scale_of
         self._share = scale_of(1, workers)
-        self._momenta = [new_arena("momentum") for _ in range(seats)]
+        state.parts["look-ahead"] = self
+        self._momenta = [state.array(f"momentum {seat}", When.STEP, seat, "look-ahead") for seat in range(seats)]
         self._begun: list[set[int]] = [set() for _ in range(seats)]  # by worker: positions whose momentum has started
-        self.sum = new_arena("sum of momenta")
+        self.sum = state.array("sum of momenta", When.STEP, part="look-ahead")
         self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
         self._steps = 0
         self.ready: tuple[int, list[float]] | None = None
@@ -303,33 +305,13 @@ class Momenta(Step):
 
     remembers = True
 
-    def step_as(self, worker: int) -> None:
-        self.optimizer.step_as(worker)
-
-    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
-        return (*self.optimizer.state_arenas.values(), *map(self._momenta.__getitem__, workers), self.sum)
-
     def can_undo(self, worker: int, absent: int) -> bool:
         """Not where momenta are summed anew, in place."""
         anew = worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
         all_swapped = self.tables is None and all(self.optimizer.swapped)
         return not anew and all_swapped and self.optimizer.in_one_pass(absent)
 
-    def numbers(self) -> Any:
-        return [self.optimizer.numbers(), self._kept_numbers()]
-
-    def take(self, numbers: Any) -> None:
-        of_optimizer, own = numbers
-        self.optimizer.take(of_optimizer)
-        self.restore(own)
-        self.ready = None
-
-    def kept(self) -> Kept:
-        """What a checkpoint keeps, beside what the optimizer has."""
-        momenta = {f"momentum {worker}": arena.memory for worker, arena in enumerate(self._momenta)}
-        return Kept({**momenta, "sum of momenta": self.sum.memory}, self._kept_numbers())
-
-    def _kept_numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Any]:
         return {
             "scale": self._scale,
             "steps": self._steps,
@@ -338,12 +320,12 @@ class Momenta(Step):
             "workers": self._workers,
         }
 
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from these."""
+    def take(self, numbers: dict[str, Any]) -> None:
+        self.ready = None
         self._scale, self._steps = list(numbers["scale"]), numbers["steps"]
         self._workers = numbers["workers"]
         self._share = self._scale_of(1, self._workers)
-        self.damping.restore(numbers["damping"])
+        self.damping.take(numbers["damping"])
         self._begun = [set(positions) for positions in numbers["begun"]]
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:

@@ -15,11 +15,11 @@ from plesio.core.events import Fold
 from plesio.memory.publish import Publisher, Versions
 from plesio.strategy.answers import Codec
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind
-from plesio.tensors.carrying import Kept
+from plesio.tensors.carrying import Kept, Part
 from plesio.tensors.packing import Packing
 
 
-class Packed(Publisher):
+class Packed(Publisher, Part):
     """Publishes packed differences; the true parameters stay where they are.
 
     Args:

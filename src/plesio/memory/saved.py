@@ -51,9 +51,7 @@ def load_state(folder: Folder, kept: Kept, name: str) -> None:
             "prepare the same optimizer with momentum as it was, or begin a new run and load weights.safetensors in the "
             "training function"
         )
-    folder.restore(was)
-    for key, tensor in folder.kept().tensors.items():
-        tensor.copy_(kept.tensors[key])
+    folder.state.restore(was, kept.tensors)
 
 
 def _words(blocks: Blocks) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import Any
 
 from plesio.memory.gather import Came
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, flattened
-from plesio.tensors.carrying import Carried
+from plesio.tensors.carrying import Carried, Part
 from plesio.tensors.mean import Weighted, blend_buffers, mean_into, move_towards
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.optimizer_state import StatefulOptimizer
@@ -20,6 +20,8 @@ from plesio.tensors.tensor_set import members_of
 class Step:
     """A step without an optimizer, and what is asked of each."""
 
+    optimizer: StatefulOptimizer | None = None
+    """What steps, and has state."""
     remembers = False
     """Whether it has state of each worker."""
     one_pass = False
@@ -31,23 +33,17 @@ class Step:
 
     def set_groups(self, worker: int, groups: Groups) -> None:
         """Step with what comes from `worker` by these hyper-parameters from now on; of several together, the first one's."""
+        if self.optimizer is not None:
+            self.optimizer.sent_groups(worker, groups)
 
     def step_as(self, worker: int) -> None:
         """Go by the hyper-parameters of `worker`."""
-
-    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
-        """The state that changes in place by contributions of these."""
-        return ()
+        if self.optimizer is not None:
+            self.optimizer.step_as(worker)
 
     def can_undo(self, worker: int, absent: int) -> bool:
         """Whether a step with what came from `worker`, and lacks these, is made of passes that can be gone on with."""
         return False
-
-    def numbers(self) -> Any:
-        """What it counts beside tensors, as plain values."""
-
-    def take(self, numbers: Any) -> None:
-        """Go on from these numbers, with the tensors as they are."""
 
     def share_among(self, workers: int) -> None:
         """The run has so many workers from now on."""
@@ -57,14 +53,17 @@ class Step:
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Begin with the state that the user's optimizer held; `arenas` hold what its keys name."""
-        raise AssertionError("nothing is carried to where nobody steps")
+        assert self.optimizer is not None, "nothing is carried to where nobody steps"
+        self.optimizer.begin_from(carried, arenas)
 
     def carried(self) -> Carried:
         """The state of the user's optimizer, as a worker would hold it."""
-        return Carried(())
+        return self.optimizer.carried() if self.optimizer is not None else Carried(())
 
     def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Copy what its keys name into these, as `worker` would hold it."""
+        if self.optimizer is not None:
+            self.optimizer.copy_state(carried, arenas)
 
 
 class Towards(Step):
@@ -74,8 +73,10 @@ class Towards(Step):
         move_towards(target, current, came.mean(), came.scale)
 
 
-class Mean(Step):
+class Mean(Step, Part):
     """The mean of what came. `marks`: it is of gradients, and a NaN marks tensors that nobody had one for."""
+
+    is_kept = False
 
     def __init__(self, marks: bool, by: Weighted | None) -> None:
         self._marks = marks
@@ -101,7 +102,7 @@ class Optimizing(Step):
     """A step of the user's optimizer with the mean gradient, in a run of so many `workers`."""
 
     def __init__(self, strategy: Strategy, optimizer: StatefulOptimizer, workers: int, tables: Tables | None) -> None:
-        self._optimizer = optimizer
+        self.optimizer = self._optimizer = optimizer
         self._tables = tables
         self._in_rounds = strategy.gather.in_rounds
         self._scale: Callable[[int, int], float] = strategy.outer.scale
@@ -114,9 +115,6 @@ class Optimizing(Step):
     def share_among(self, workers: int) -> None:
         self._workers = workers
         self._share = [self._scale(folded, workers) for folded in range(1, workers + 1)]
-
-    def set_groups(self, worker: int, groups: Groups) -> None:
-        self._optimizer.sent_groups(worker, groups)
 
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         optimizer, absent = self._optimizer, came.absent
@@ -139,26 +137,5 @@ class Optimizing(Step):
         if target.layout.buffer_segments:
             blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, came.folded / self._workers))
 
-    def step_as(self, worker: int) -> None:
-        self._optimizer.step_as(worker)
-
-    def arenas(self, workers: Iterable[int]) -> Sequence[Arena]:
-        return tuple(self._optimizer.state_arenas.values())
-
     def can_undo(self, worker: int, absent: int) -> bool:
         return self._tables is None and self._optimizer.in_one_pass(absent)
-
-    def numbers(self) -> Any:
-        return self._optimizer.numbers()
-
-    def take(self, numbers: Any) -> None:
-        self._optimizer.take(numbers)
-
-    def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
-        self._optimizer.begin_from(carried, arenas)
-
-    def carried(self) -> Carried:
-        return self._optimizer.carried()
-
-    def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
-        self._optimizer.copy_state(carried, arenas)

@@ -48,16 +48,14 @@ def take_over(blocks: Blocks, folder: Folder, was: Strategy, kept: Kept) -> dict
     given = of_user if now.steps_at_server else at_server if was.outer.own_optimizer else None
     kinds = [spec.kind.__name__ for spec in blocks.specs]
     if given is not None and given["kinds"] == kinds:
-        _give(blocks, folder, given["optimizer"])
+        folder.begin_from(*carried_of(given["optimizer"], blocks.state_layout))
     elif given is not None and now.steps_at_server:
         raise CheckpointError(
             f"the checkpoint holds the state of {', '.join(given['kinds'])}, and this run prepared {', '.join(kinds)}; prepare "
             "the same, or begin a new run and load weights.safetensors in the training function"
         )
-    if was.correct == now.correct and "correction" in kept.numbers:
-        folder.go_on("correction", kept.numbers["correction"], kept.tensors)
-    if "master" in kept.numbers and "master" in folder.kept().numbers:
-        folder.go_on("master", kept.numbers["master"], kept.tensors)
+    both = {name: kept.numbers[name] for name in folder.state.going_on(was, now) if name in kept.numbers}
+    folder.state.restore(both, kept.tensors)
     common = of_user if was.steps_at_server or was.outer.in_worker or now.outer.in_worker else None
     if common is not None and common is at_server:
         common = {**common, "optimizer": _in_dtype_of(blocks.ring[0].views, common["optimizer"])}
@@ -144,11 +142,6 @@ def _mean_momentum(kept: Kept, layout: Layout) -> Arena:
     for flat in mean.of_kind(Kind.TRAINED):
         flat /= max(1, sum(those))
     return mean
-
-
-def _give(blocks: Blocks, folder: Folder, states: Mapping[int, dict[str, Any]]) -> None:
-    """The optimizer at the server begins with these."""
-    folder.begin_from(*carried_of(states, blocks.state_layout))
 
 
 def carried_of(states: Mapping[int, dict[str, Any]], layout: Layout) -> tuple[Carried, tuple[Arena, ...]]:

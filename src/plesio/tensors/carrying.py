@@ -32,6 +32,33 @@ class Kept(NamedTuple):
     numbers: dict[str, Any]
 
 
+class Part:
+    """A part of what a server keeps: numbers, beside arrays that are declared with it (`plesio.memory.register`).
+
+    Attributes:
+        is_kept: checkpoints have it; else it is computed again.
+        like: it goes on as it is where the strategy has the same answer to this question ("": wherever there is one).
+    """
+
+    is_kept = True
+    like: str | None = None
+
+    def numbers(self) -> Any:
+        """What effects change beside arrays, as plain values."""
+
+    def take(self, numbers: Any) -> None:
+        """Go on from these numbers, with arrays as they are."""
+
+    def kept(self) -> Kept:
+        """What a checkpoint keeps beside arrays."""
+        return Kept({}, self.numbers() or {})
+
+    def restore(self, numbers: Any) -> None:
+        """Go on from the numbers of `kept`; the tensors that `kept` then names are to be filled."""
+        if numbers:
+            self.take(numbers)
+
+
 class Held(msgspec.Struct, frozen=True):
     """Optimizer state of one parameter: keys of tensors of its shape and dtype, and all other values."""
 

@@ -14,12 +14,14 @@ import torch
 
 from plesio.strategy.answers import DelayCompensated, GapAware
 from plesio.tensors.arena import Arena, Kind
-from plesio.tensors.carrying import Kept
+from plesio.tensors.carrying import Part
 from plesio.tensors.operands import CHUNK, Operand, pieces, quiet
 
 
-class Correction:
+class Correction(Part):
     """Changes a gradient in place, and learns from the step made with it."""
+
+    like = "correct"
 
     def correct(self, gradient: Arena, current: Arena, backup: Arena, absent: int = 0) -> None:
         """Change `gradient`, but for segments that are `absent`."""
@@ -27,18 +29,6 @@ class Correction:
 
     def stepped(self, before: Arena, after: Arena, absent: int = 0) -> None:
         """Learn from the step that was made with it; what was `absent` did not move."""
-
-    @property
-    def arenas(self) -> Sequence[Arena]:
-        """What it changes in place."""
-        return ()
-
-    def kept(self) -> Kept:
-        """What a checkpoint keeps."""
-        raise NotImplementedError
-
-    def restore(self, numbers: dict[str, Any]) -> None:
-        """Go on from the numbers of `kept`."""
 
 
 def _chunks(absent: int, *arenas: Arena) -> list[tuple[torch.Tensor, ...]]:
@@ -133,13 +123,6 @@ class DelayCompensation(Correction):
             mean_square.mul_(rule.decay).add_(square, alpha=1 - rule.decay)
             g.add_(square.mul_(now - then).div_((mean_square + rule.eps).sqrt_()), alpha=rule.lam)
 
-    @property
-    def arenas(self) -> Sequence[Arena]:
-        return () if self._mean_square is None else (self._mean_square,)
-
-    def kept(self) -> Kept:
-        return Kept({} if self._mean_square is None else {"mean square": self._mean_square.memory}, {})
-
 
 class GapAwareness(Correction):
     """g /= 1 + |w_t - w_{t-tau}| / C, C the running mean of a step's size, one number a segment. Barkai et al. 2020."""
@@ -170,10 +153,10 @@ class GapAwareness(Correction):
             mean = sum(float(distance(b, a).sum()) for a, b in pieces(old, new)) / max(1, elements[position])
             self._mean_step[position] = self._decay * self._mean_step[position] + (1 - self._decay) * mean
 
-    def kept(self) -> Kept:
-        return Kept({}, {"mean_step": self._mean_step, "steps": self._steps})
+    def numbers(self) -> dict[str, Any]:
+        return {"mean_step": self._mean_step, "steps": self._steps}
 
-    def restore(self, numbers: dict[str, Any]) -> None:
+    def take(self, numbers: dict[str, Any]) -> None:
         self._mean_step, self._steps = list(numbers["mean_step"]), list(numbers["steps"])
 
 
@@ -229,8 +212,5 @@ class GapDamping(Correction):
     def numbers(self) -> dict[str, Any]:
         return {"sum": self._sum, "weight": self._weight}
 
-    def kept(self) -> Kept:
-        return Kept({}, self.numbers())
-
-    def restore(self, numbers: dict[str, Any]) -> None:
+    def take(self, numbers: dict[str, Any]) -> None:
         self._sum, self._weight = list(numbers["sum"]), list(numbers["weight"])

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
-from plesio.tensors.carrying import Carried, Held, Kept, from_plain, is_small, plain
+from plesio.tensors.carrying import Carried, Held, Kept, Part, from_plain, is_small, plain
 from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
 from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.several import parts_of
@@ -20,7 +20,7 @@ COUNTS = ("step", "mu_product")
 """The numbers in the state of an optimizer that is stepped directly."""
 
 
-class StatefulOptimizer(ServerOptimizer):
+class StatefulOptimizer(ServerOptimizer, Part):
     """One whose state outlives it."""
 
     def kept(self) -> Kept:

@@ -62,12 +62,12 @@ class LoggedTurns(Turns):
         if not (self._is_durable and program.begun):
             return
         if is_worn or self.is_old or program.memory.laid_out != self._laid_out:
-            if why := server.why_not_durable:
+            if why := server.why_not_durable():
                 self._give_up(server, why)
             else:
                 self._renew(server)
         elif self._settle is not None:
-            while not server.poller.poll(0) and self._settle():
+            while not server.handlers.poller.poll(0) and self._settle():
                 pass
 
     def _renew(self, server: Served) -> None:
@@ -96,9 +96,9 @@ class LoggedTurns(Turns):
         self._tell_of_it(server)
 
     def _tell_of_it(self, server: Served) -> None:
-        took_s, version = time.monotonic() - self._spare.woke_s, server.program.version
-        what = f"the server died at version {version} and went on after {took_s:.2f} s; no update lost"
-        server.tell_engine(Trouble(Incident(server.time_s, None, what)))
+        took_s, program = time.monotonic() - self._spare.woke_s, server.program
+        what = f"the server died at version {program.version} and went on after {took_s:.2f} s; no update lost"
+        server.tell_engine(Trouble(Incident(server.now_s() - program.meter.zero_s, None, what)))
 
     def _give_up(self, server: Served, why: str) -> None:
         self._is_durable = False

@@ -7,7 +7,6 @@ channel, the evaluator and the engine; whatever peer dies is noticed as the end 
 from __future__ import annotations
 
 import gc
-import select
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -125,7 +124,7 @@ class Server(Replies):
         )
         self._peers: Peers | None = None
         self._meeting = Meeting(lines)
-        self._handlers = Handlers()
+        self.handlers = Handlers()
         self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
@@ -137,18 +136,6 @@ class Server(Replies):
         self._wake_s = inf
         self._started_s = self.now_s()
 
-    # Who goes on from it
-
-    @property
-    def poller(self) -> select.poll:
-        return self._handlers.poller
-
-    @property
-    def time_s(self) -> float:
-        """Since training began."""
-        return self.now_s() - self._meter.zero_s
-
-    @property
     def why_not_durable(self) -> str:
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         if self._meeting.has_begun:
@@ -208,15 +195,15 @@ class Server(Replies):
             self.program.trouble(None, str(error), f"{error}; is it stopped?", "ServerLostError")
 
     def _run(self) -> None:
-        self._handlers.add(self.engine.fileno(), self._from_engine)
+        self.handlers.add(self.engine.fileno(), self._from_engine)
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
-            self._handlers.add(descriptor, partial(self._from_evaluator, descriptor))
+            self.handlers.add(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._opening.live():
             self._listen(line)
-        self._tables.listen(self._handlers, self._arrivals.proceed)
+        self._tables.listen(self.handlers, self._arrivals.proceed)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
-        lookout, turns = Lookout(self.poller), self._turns
+        lookout, turns = Lookout(self.handlers.poller), self._turns
         take = turns.of(self)
         while not (self._has_ended or self._over()):
             for descriptor, _ in lookout.wait(self._patience_s()):
@@ -230,7 +217,7 @@ class Server(Replies):
     def take(self, source: int, now_s: float) -> None:
         """Take a turn: something has come on this descriptor, time went by, or all is over."""
         if source >= 0:
-            self._handlers.call(source)
+            self.handlers.call(source)
             self._hang_up()
             self._arrivals.seat_late()
         elif source == TICK:
@@ -263,8 +250,8 @@ class Server(Replies):
 
     def _listen(self, line: Line) -> None:
         self._turns.is_old = True
-        self._handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
-        self._handlers.add(line.channel.fileno(), partial(self._from_channel, line))
+        self.handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
+        self.handlers.add(line.channel.fileno(), partial(self._from_channel, line))
 
     def _tick(self, now_s: float) -> None:
         program = self.program
@@ -340,7 +327,7 @@ class Server(Replies):
 
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
-            self._handlers.remove(descriptor)
+            self.handlers.remove(descriptor)
 
     def _serve_evaluator(self) -> None:
         if self.program.begun and not self.program.stopping and self._snapshots.wanted():  # the last one comes unasked
@@ -350,7 +337,7 @@ class Server(Replies):
         try:
             message, descriptors = line.channel.receive(MESSAGE_S)
         except ChannelClosedError:
-            self._handlers.remove(line.channel.fileno())  # its doorbell tells the rest
+            self.handlers.remove(line.channel.fileno())  # its doorbell tells the rest
             return
         except ProtocolError as error:
             self._cut_off(line, error)
@@ -426,8 +413,8 @@ class Server(Replies):
 
     def _close(self, line: Line) -> None:
         self._turns.is_old = True
-        self._handlers.remove(line.messages.descriptor)
-        self._handlers.remove(line.channel.fileno())
+        self.handlers.remove(line.messages.descriptor)
+        self.handlers.remove(line.channel.fileno())
         line.close()
 
     def _begun(self, machine: Machine, now_s: float) -> None:

@@ -5,11 +5,11 @@ In a turn a server deals with what came on one descriptor, or lets time go by, o
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
 from typing import Protocol
 
 from plesio.host.recovery_log import RecoveryLog
+from plesio.launch.local.handlers import Handlers
 from plesio.memory.machine import Machine
 from plesio.protocol import launcher
 from plesio.protocol.launcher import Trouble
@@ -22,35 +22,21 @@ TICK, OVER = -1, -2
 
 
 class Served(Protocol):
-    """A server, as who is around its turns knows it."""
+    """A server, as whoever is around its turns knows it."""
 
     program: Program
     engine: Channel[launcher.ToServer]
+    machine: Machine
+    handlers: Handlers
 
-    @property
-    def machine(self) -> Machine:
-        """The memory of a run that has begun."""
-        ...
+    def take(self, source: int, now_s: float) -> None:
+        """Take a turn: about this descriptor, or TICK or OVER."""
 
-    @property
-    def poller(self) -> select.poll:
-        """Of the descriptors that it deals with."""
-        ...
-
-    @property
-    def time_s(self) -> float:
-        """Since training began."""
-        ...
-
-    @property
     def why_not_durable(self) -> str:
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         ...
 
-    def take(self, source: int, now_s: float) -> None:
-        """Take a turn, at `now_s`: about this descriptor, or TICK or OVER."""
-        ...
-
+    def now_s(self) -> float: ...
     def tell_engine(self, message: Trouble) -> None: ...
 
 
