@@ -1,13 +1,12 @@
 """What the evaluator and the server tell each other. Both are on one host: the evaluator maps the ring of versions.
 
-Rows of tables it asks for as a worker does (`RowsRequest`, `RowsServed`), while it judges. It says when it is done (`Reading`).
+Rows of tables it asks for as a worker does (`RowsRequest`, `RowsServed`), while it judges. It says when it is done (`Judged`).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest, RowsServed
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
@@ -16,6 +15,10 @@ from plesio.tensors.model import Described
 
 class SnapshotRequest(msgspec.Struct, tag=True, frozen=True):
     """The evaluator to the server: a consistent snapshot, please; the one before is done with."""
+
+
+class Judged(msgspec.Struct, tag=True, frozen=True):
+    """The evaluator to the server: it reads no more rows of tables for the last snapshot."""
 
 
 class Snapshot(msgspec.Struct, tag=True, frozen=True):
@@ -35,5 +38,5 @@ class Snapshot(msgspec.Struct, tag=True, frozen=True):
     servers: int = 1
 
 
-Asked = SnapshotRequest | RowsRequest | Reading
+Asked = SnapshotRequest | RowsRequest | Judged
 Told = Snapshot | RowsServed

@@ -13,7 +13,7 @@ import msgspec
 
 from plesio.memory.machine import EVALUATOR, Machine
 from plesio.memory.row_servers import RowServers
-from plesio.protocol.evaluator import Asked, Snapshot, SnapshotRequest
+from plesio.protocol.evaluator import Asked, Judged, Snapshot, SnapshotRequest
 from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest, RowsServed
 from plesio.transport.channel import Channel, ChannelClosedError, readable
@@ -49,8 +49,8 @@ class Snapshots:
         match asked:
             case SnapshotRequest():
                 self._asked, self._ahead = not self._ahead, False
-            case Reading():
-                self._read(asked)
+            case Judged():
+                self._read(Reading(False))
             case RowsRequest():
                 assert self._rows is not None, "it was given tables"
                 self._rows.read(asked)

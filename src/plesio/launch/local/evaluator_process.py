@@ -18,9 +18,8 @@ from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
-from plesio.protocol.evaluator import Snapshot, SnapshotRequest, Told
+from plesio.protocol.evaluator import Judged, Snapshot, SnapshotRequest, Told
 from plesio.protocol.launcher import Evaluated
-from plesio.protocol.table_server import Reading
 from plesio.protocol.worker import RowsRequest
 from plesio.server.judge import Judge
 from plesio.tables.module import named_tables
@@ -62,7 +61,7 @@ def judge_snapshots(job: Job, server: Channel[Told], engine: Channel[object]) ->
         if snapshot.final:
             return
         if rows is not None:
-            server.send(Reading(False))
+            server.send(Judged())
         if not early and not readable(server.fileno(), wait_s):
             server.send(SnapshotRequest())
 
