@@ -44,7 +44,7 @@ from plesio.launch.simulated.workers import Answer, Request
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.making import BatchMaker
-from plesio.worker.data.order import Order
+from plesio.worker.data.order import BatchOrder
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 from support import loops
@@ -217,7 +217,7 @@ def test_drawing_an_order_leaves_global_generators_unchanged() -> None:
         np.random.seed(1), random.seed(1), torch.manual_seed(1)
         expected = numbers()
         np.random.seed(1), random.seed(1), torch.manual_seed(1)
-        order = Order(loader, seed=0)
+        order = BatchOrder(loader, seed=0)
         assert sorted(row for batch in range(order.total) for row in order.batches(0)[batch]) == list(range(ROWS))
         assert numbers() == expected
 
@@ -440,7 +440,7 @@ def test_a_worker_without_batches_may_not_loop_forever_in_rounds(
 def test_workers_of_a_process_share_an_epochs_order() -> None:
     """Orders can be large: each worker keeps two, and unused ones are freed."""
     loader = DataLoader(range(ROWS), batch_size=BATCH, shuffle=True)
-    one, other = Order(loader, seed=5), Order(loader, seed=5)
+    one, other = BatchOrder(loader, seed=5), BatchOrder(loader, seed=5)
     first = one.batches(0)
     assert other.batches(0) is first
     for worker in (one, other):
@@ -459,7 +459,7 @@ def test_the_order_equals_torchs_samplers(
     loader = DataLoader(range(samples), batch_size=batch, shuffle=shuffled, drop_last=drop_last)
     torch.manual_seed(seed + 1_000_003 * (epoch + 1))
     drawn = list(loader.batch_sampler)
-    batches = Order(loader, seed).batches(epoch)
+    batches = BatchOrder(loader, seed).batches(epoch)
     assert list(batches) == drawn
     assert len(batches) == len(drawn)
     assert {type(index) for one in batches for index in one} <= {int}
@@ -470,7 +470,7 @@ def test_an_epochs_order_is_stored_compactly() -> None:
     loader = DataLoader(range(100_000), batch_size=10, shuffle=True)
     tracemalloc.start()
     try:
-        assert len(Order(loader, seed=5).batches(0)[7]) == 10
+        assert len(BatchOrder(loader, seed=5).batches(0)[7]) == 10
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Weight
 
 import plesio as ps
 from plesio.core.leases import DataLeases
-from plesio.worker.data.order import Order
+from plesio.worker.data.order import BatchOrder
 from support import loops
 from support.long_forms import but_thorough
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_of_one_worker_draws_as_uninterrupted(load: str, stop: int
 # Several workers
 
 
-def numbers(order: Order, epoch: int) -> list[int]:
+def numbers(order: BatchOrder, epoch: int) -> list[int]:
     return [row for number in range(order.total) for row in order.batches(epoch)[number]]
 
 
@@ -180,7 +180,7 @@ def test_a_generator_decides_the_order_of_several_workers(sampled: bool) -> None
             return DataLoader(range(ROWS), batch_size=4, sampler=replaced(seeded()))  # type: ignore[arg-type]
         return DataLoader(range(ROWS), batch_size=4, shuffle=True, generator=seeded())  # type: ignore[arg-type]
 
-    torchs, order, late = load(), Order(load(), seed=5), Order(load(), seed=5)
+    torchs, order, late = load(), BatchOrder(load(), seed=5), BatchOrder(load(), seed=5)
     epochs = [[int(row) for batch in torchs for row in batch] for _ in range(3)]
     assert [numbers(order, epoch) for epoch in range(3)] == epochs
     assert numbers(late, 2) == epochs[2], "also of one that begins later"
@@ -189,7 +189,7 @@ def test_a_generator_decides_the_order_of_several_workers(sampled: bool) -> None
 
 @pytest.mark.thorough
 def test_a_sampler_of_any_length_takes_no_time_and_memory() -> None:
-    order = Order(DataLoader(range(ROWS), batch_size=4, sampler=replaced(None, 10**10)), seed=0)  # type: ignore[arg-type]
+    order = BatchOrder(DataLoader(range(ROWS), batch_size=4, sampler=replaced(None, 10**10)), seed=0)  # type: ignore[arg-type]
     batches = order.batches(0)
     first = batches[0]
     assert order.total == 10**10 // 4
@@ -289,7 +289,7 @@ def test_a_sampler_without_length_or_end_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("plesio.worker.data.order.LENGTH_MAX", 1 << 14)
     sampled = DataLoader(range(ROWS), batch_sampler=None, batch_size=None, sampler=Endless())  # type: ignore[arg-type]
     with pytest.raises(ps.ConfigurationError, match=r"Endless has no length.*__len__"):
-        Order(sampled, seed=0)
+        BatchOrder(sampled, seed=0)
 
 
 def a_loader_an_epoch(worker: ps.Worker) -> list[int]:

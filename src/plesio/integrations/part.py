@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.loader import LeasedLoader
-from plesio.worker.data.source import StandIn
+from plesio.worker.data.source import SourceWrapper
 from plesio.worker.worker import Worker
 
 
@@ -26,7 +26,7 @@ def check_lock_step(worker: Worker, what: str) -> None:
         )
 
 
-class Part(StandIn):
+class Part(SourceWrapper):
     """This worker's batches of `loader`: as many as everybody's, or one more. Its other attributes are the loader's.
 
     Args:
@@ -79,7 +79,7 @@ class Part(StandIn):
         return first
 
 
-class Slice(StandIn):
+class Slice(SourceWrapper):
     """What a loader or a sampler gives, from the one at `start` to before the one at `end`, or to its own end."""
 
     def __init__(self, source: Any, start: int, end: int | None = None) -> None:

@@ -63,7 +63,7 @@ from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.replicas import load_kernels, replica_for
 from plesio.worker.replicas.mean import MeanReplica
-from plesio.worker.replicas.regions import Share, agreed
+from plesio.worker.replicas.regions import RankShare, agreed
 from plesio.worker.replicas.replica import Replica, SharedReplica, reads_in_place
 from plesio.worker.replicas.shards import Shards, shards_for
 from plesio.worker.row_exchange import RowExchange
@@ -133,7 +133,7 @@ class Participation(ABC):
     _split: Shards | None = None  # this rank's part of the model
     _begun_s: float | None = None
     states = ""
-    _shares: Sequence[Share] = ()  # of a rank of an island: its part of each tensor
+    _shares: Sequence[RankShare] = ()  # of a rank of an island: its part of each tensor
     _goes_on: Callable[[], bool] = staticmethod(lambda: True)  # after the next contribution, if it may
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 

@@ -24,7 +24,7 @@ from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.counter import Counter
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
-from plesio.worker.data.source import StandIn, is_stream, warn_of_processes
+from plesio.worker.data.source import SourceWrapper, is_stream, warn_of_processes
 from plesio.worker.data.use import B, DataUse, one_ahead
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Exchange
@@ -643,7 +643,7 @@ class Worker:
 
     def _warn_of_unread(self) -> None:
         for one in self._prepared.values() if self._state.steps else ():
-            if isinstance(one, StandIn) and not one.looped:
+            if isinstance(one, SourceWrapper) and not one.looped:
                 warn_at_end(
                     f"worker {self.rank} never read a prepared loader (over a {type(one.dataset).__name__}): loop over what "
                     "prepare returned; a loop over the loader that it was given trains each worker on all of the data"

@@ -38,7 +38,7 @@ from plesio.transport.wire import Kind as FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.island import Island
-from plesio.worker.replicas.regions import Share
+from plesio.worker.replicas.regions import RankShare
 
 
 class RankBell(IslandBell):
@@ -48,9 +48,9 @@ class RankBell(IslandBell):
         super().__init__(group, own if group.is_captain else None, copies)
         self._own = own
         self._timeout_s = timeout_s
-        self._shared: list[tuple[Kind, Share, Arena, int]] = []
+        self._shared: list[tuple[Kind, RankShare, Arena, int]] = []
 
-    def lay_out(self, version: Arena, shares: Sequence[Share]) -> None:
+    def lay_out(self, version: Arena, shares: Sequence[RankShare]) -> None:
         """Versions come there, of which this rank holds its share of each tensor."""
         specs = enumerate(version.layout.specs)
         self._shared = [(one.kind, shares[at], version, at) for at, one in specs if shares[at].pieces]

@@ -10,13 +10,13 @@ from collections.abc import Sequence, Sized
 from math import ceil
 from typing import Any
 
-from plesio.worker.data.order import Order, size_of, slice_of
+from plesio.worker.data.order import BatchOrder, size_of, slice_of
 
 
-class Group(list[Any]):
+class StepBatches(list[Any]):
     """The batches of one step.
 
-    >>> full, last = Group([[1, 2], [3, 4]]), Group([[5, 6]])
+    >>> full, last = StepBatches([[1, 2], [3, 4]]), StepBatches([[5, 6]])
     >>> full.part(1, 2), last.part(0, 2), last.part(1, 2)
     (([3, 4], 2), ([5], 1), ([6], 1))
     """
@@ -34,13 +34,13 @@ class Group(list[Any]):
 class GroupedOrder:
     """An order of batches by the step, `many` in each; `plain`: batch by batch."""
 
-    def __init__(self, plain: Order, many: int) -> None:
+    def __init__(self, plain: BatchOrder, many: int) -> None:
         self.plain = plain
         self._many = many
         self.total = ceil(plain.total / many)
         self.begin, self.skip, self.end, self.digest = plain.begin, plain.skip, plain.end, plain.digest
 
-    def batch(self, epoch: int, number: int) -> Group:
+    def batch(self, epoch: int, number: int) -> StepBatches:
         """The batches of step `number` of the epoch."""
         return self.batches(epoch)[number]
 
@@ -48,13 +48,13 @@ class GroupedOrder:
         return _Groups(self.plain.batches(epoch), self.plain.total, self._many)
 
 
-class _Groups(Sequence[Group]):
+class _Groups(Sequence[StepBatches]):
     def __init__(self, batches: Any, total: int, many: int) -> None:
         self._batches, self._total, self._many = batches, total, many
 
     def __len__(self) -> int:
         return ceil(self._total / self._many)
 
-    def __getitem__(self, number: Any) -> Group:
+    def __getitem__(self, number: Any) -> StepBatches:
         first = number * self._many
-        return Group(self._batches[one] for one in range(first, min(first + self._many, self._total)))
+        return StepBatches(self._batches[one] for one in range(first, min(first + self._many, self._total)))

@@ -30,11 +30,11 @@ import torch
 
 from plesio.errors import ConfigurationError
 from plesio.worker.data.asking import Asking, Lessor
-from plesio.worker.data.grouped import Group, GroupedOrder
+from plesio.worker.data.grouped import GroupedOrder, StepBatches
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order, size_of, slice_of
+from plesio.worker.data.order import BatchOrder, size_of, slice_of
 from plesio.worker.data.own_order import OwnOrder
-from plesio.worker.data.source import StandIn, as_loader
+from plesio.worker.data.source import SourceWrapper, as_loader
 from plesio.worker.data.use import DataUse
 from plesio.worker.state import WorkerState
 
@@ -42,7 +42,7 @@ LOST = -1  # in place of the size of a batch that is being made, and was lost me
 
 
 @dataclass(eq=False, repr=False)
-class LeasedLoader(StandIn):
+class LeasedLoader(SourceWrapper):
     """Yields this worker's part of each epoch; iterate it once an epoch, as a DataLoader.
 
     Its length is an equal share of the epoch, rounded up; how many batches come depends on everybody's speed. Its other
@@ -65,9 +65,9 @@ class LeasedLoader(StandIn):
         self._lone = draws is not None
         as_in_script = self._lone and self._theirs is source
         self._maker = BatchMaker(source, as_in_script)
-        plain = Order(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
+        plain = BatchOrder(source, seed) if draws is None else OwnOrder(source, draws, as_in_script)
         self._together = self._state.together
-        self._order: Order | GroupedOrder = GroupedOrder(plain, self._together) if self._together > 1 else plain
+        self._order: BatchOrder | GroupedOrder = GroupedOrder(plain, self._together) if self._together > 1 else plain
         self.epochs = 0  # how many the loop has begun, and been through but for the one that it is in
         self.within = False  # whether the loop is in an iteration
         self.read = 0  # how many batches this process was given
@@ -234,7 +234,7 @@ class LeasedLoader(StandIn):
                 return
             self._granted.popleft()
             part, parts = self._state.parts
-            if isinstance(indices, Group):
+            if isinstance(indices, StepBatches):
                 indices, size = indices.part(part, parts)
                 self._ahead.append(size)
             elif parts == 1 or not self._counts:

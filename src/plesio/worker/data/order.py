@@ -37,7 +37,7 @@ def generators_of(*owners: Any) -> Sources:
     return list({id(one): one for one in ones if isinstance(one, torch.Generator)}.values())
 
 
-class Order:
+class BatchOrder:
     """The loader's own batches (or, without batching, samples) by epoch, the same on every worker."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
@@ -59,7 +59,7 @@ class Order:
         self.total = self._length()
 
     @property
-    def plain(self) -> Order:
+    def plain(self) -> BatchOrder:
         """Batch by batch, as it is."""
         return self
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from plesio.worker.data.order import Order, can_draw_again, generators_of
+from plesio.worker.data.order import BatchOrder, can_draw_again, generators_of
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import RandomState
 
 
-class OwnOrder(Order):
+class OwnOrder(BatchOrder):
     """Each pass draws anew, as a DataLoader does: first the seed of its processes (if the user gave a DataLoader: `seeds`), then
     indices, as they are needed."""
 

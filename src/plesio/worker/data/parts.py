@@ -15,15 +15,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from plesio.errors import ConfigurationError
-from plesio.worker.data.grouped import Group, GroupedOrder
+from plesio.worker.data.grouped import GroupedOrder, StepBatches
 from plesio.worker.data.making import BatchMaker, whole_pass
-from plesio.worker.data.order import Order, slice_of
-from plesio.worker.data.source import StandIn, as_loader, settings_of
+from plesio.worker.data.order import BatchOrder, slice_of
+from plesio.worker.data.source import SourceWrapper, as_loader, settings_of
 from plesio.worker.data.use import END, DataUse
 
 
 @dataclass(eq=False, repr=False)
-class SharedLoader(StandIn):
+class SharedLoader(SourceWrapper):
     """A loader beside the first: yields this worker's part of each pass, or all of it where nothing is trained on it.
 
     - A pass without gradients, or while the model is in eval mode, is over all the data, in order. A step there is refused.
@@ -47,8 +47,8 @@ class SharedLoader(StandIn):
 
     def __post_init__(self, seed: int) -> None:
         self._source = as_loader(self._given)
-        self._order = Order(self._source, seed)
-        self._shares: Order | GroupedOrder = (
+        self._order = BatchOrder(self._source, seed)
+        self._shares: BatchOrder | GroupedOrder = (
             GroupedOrder(self._order, self._together) if self._together > 1 else self._order
         )
         self._maker = BatchMaker(self._source)
@@ -114,7 +114,7 @@ class SharedLoader(StandIn):
 
 
 @dataclass(eq=False, repr=False)
-class StreamLoader(StandIn):
+class StreamLoader(SourceWrapper):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's. The
     part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
     samples of it were used before the run was resumed: they are read, and left out. Where workers all-reduce, a pass that trains
@@ -178,7 +178,7 @@ def _part(dataset: Any, rank: int, workers: int) -> Any:
 
 
 def _slice(batches: Any, part: int, parts: int) -> Any:
-    return (batches.part(part, parts) if isinstance(batches, Group) else slice_of(batches, part, parts))[0]
+    return (batches.part(part, parts) if isinstance(batches, StepBatches) else slice_of(batches, part, parts))[0]
 
 
 def _size(batch: Any) -> int:

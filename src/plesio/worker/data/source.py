@@ -13,7 +13,7 @@ from plesio.errors import ConfigurationError
 from plesio.worker.warn import warn
 
 
-class StandIn:
+class SourceWrapper:
     """What stands in for something of the user's, `_source`: it has the attributes of that, but for its own."""
 
     _source: Any

@@ -35,7 +35,7 @@ KINDS = get_args(FromWorker)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
 
-class Line(Protocol):
+class CaptainBell(Protocol):
     """The captain's own bell, as `plesio.transport.doorbell.Doorbell`; `place`: the buffer that the last answer named."""
 
     place: int
@@ -60,7 +60,7 @@ class IslandBell:
             place differs.
     """
 
-    def __init__(self, group: IslandGroup, line: Line | None, copies: Callable[[], int]) -> None:
+    def __init__(self, group: IslandGroup, line: CaptainBell | None, copies: Callable[[], int]) -> None:
         self._group = group
         self._line = line
         self._copies = copies

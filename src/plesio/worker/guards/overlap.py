@@ -18,7 +18,7 @@ from plesio.tensors.local import local_of
 ADDRESSED = ("cpu", "cuda")  # the devices whose tensors have addresses
 
 
-class _Place(NamedTuple):
+class _Extent(NamedTuple):
     """Tensor `number` lies from `start` to before `end`; `gapless`: all of that is its own."""
 
     start: int
@@ -31,7 +31,7 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """Raise `ConfigurationError` if two of a model's tensors overlap and one of them is trained. Only certain overlaps count:
     one begins where another does, or within one without gaps. Columns of one matrix interleave and share nothing."""
     local = list(map(local_of, tensors))
-    before = widest = _Place(-1, -1, -1, False)  # `widest`: of those without gaps the one that reaches furthest
+    before = widest = _Extent(-1, -1, -1, False)  # `widest`: of those without gaps the one that reaches furthest
     for place in sorted(_place(i, one) for i, one in enumerate(local) if one.numel() and one.device.type in ADDRESSED):
         for other in (before, widest):
             if place.start == other.start or (other.gapless and place.start < other.end):
@@ -47,7 +47,7 @@ def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
             widest = place
 
 
-def _place(number: int, tensor: torch.Tensor) -> _Place:
+def _place(number: int, tensor: torch.Tensor) -> _Extent:
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
-    return _Place(start, number, start + span * tensor.element_size(), span == tensor.numel())
+    return _Extent(start, number, start + span * tensor.element_size(), span == tensor.numel())

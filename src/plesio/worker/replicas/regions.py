@@ -46,7 +46,7 @@ def region_of(name: str, tensor: torch.Tensor) -> Region:
     return Region(tuple(start), tuple(shape))
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """A rank's part of one tensor: what it holds, what it sends of that, and whether `all` ranks hold the same. `pieces`: of one
     that several ranks hold, what each sends."""
 
@@ -58,7 +58,7 @@ class Share(NamedTuple):
 
 def shared_out(
     names: Sequence[str], whole: Sequence[Region], by_rank: Sequence[Sequence[Region]], rank: int
-) -> list[Share]:
+) -> list[RankShare]:
     """What rank `rank` holds and sends of each tensor, where `by_rank` says what each rank holds.
 
     Raises:
@@ -78,7 +78,7 @@ def shared_out(
         holders = {region: [one for one, other in enumerate(regions) if other == region] for region in set(regions)}
         pieces = [region.cut(holders[region].index(one), len(holders[region])) for one, region in enumerate(regions)]
         shared = tuple(pieces) if len(holders) < len(regions) else ()
-        held.append(Share(regions[rank], pieces[rank], len(holders) == 1, shared))
+        held.append(RankShare(regions[rank], pieces[rank], len(holders) == 1, shared))
     return held
 
 
@@ -87,7 +87,7 @@ def agreed(
     tensors: Sequence[torch.Tensor],
     rank: int,
     rows: Callable[[Sequence[int]], list[list[int]]],
-) -> list[Share]:
+) -> list[RankShare]:
     """`shared_out` for these tensors of a model; `rows` brings the numbers of every rank."""
     whole = [Region((0,) * one.dim(), tuple(one.shape)) for one in tensors]
     own = [region_of(name, one) for name, one in zip(names, tensors, strict=True)]

@@ -20,14 +20,14 @@ from plesio.tensors.finite import are_finite, finite_flag
 from plesio.tensors.local import is_split, local_of, split_like
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
-from plesio.worker.replicas.regions import Share
+from plesio.worker.replicas.regions import RankShare
 from plesio.worker.replicas.replica import Replica
 
 PROBED = 2  # the first contributions
 PROBED_MAX = 10_000  # elements of a tensor
 
 
-class Part(NamedTuple):
+class LocalViews(NamedTuple):
     """What a rank has of an arena, by tensor."""
 
     views: list[torch.Tensor]
@@ -36,20 +36,20 @@ class Part(NamedTuple):
 class Shards:
     """The local parts of a model's `tensors`, of which a rank holds and sends what `held` says."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[Share]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[RankShare]) -> None:
         self.tensors = tuple(tensors)
         self.local = list(map(local_of, tensors))
         self._held = held
         self.region_numbers = torch.tensor([n for one in held for n in (*one.holds.start, *one.holds.shape)])
         self._inner = [one.sends.within(one.holds) for one in held]
-        self._parts: dict[int, tuple[Arena, Part]] = {}  # by arena, which is kept so that no other gets its identity
+        self._parts: dict[int, tuple[Arena, LocalViews]] = {}  # an arena is kept so that no other gets its identity
 
-    def holds(self, arena: Arena) -> Part:
+    def holds(self, arena: Arena) -> LocalViews:
         """What the rank holds of the tensors in `arena`."""
         known = self._parts.get(id(arena))
         if known is None:
             views = [one.holds.of(view) for one, view in zip(self._held, arena.views, strict=True)]
-            known = self._parts[id(arena)] = arena, Part(views)
+            known = self._parts[id(arena)] = arena, LocalViews(views)
         return known[1]
 
     def sends(self, index: int, local: torch.Tensor) -> torch.Tensor:
