@@ -21,7 +21,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from plesio.cli.live import Board
+from plesio.cli.live import StrategyLines
 from plesio.cli.main import main
 from plesio.cli.settings import strategies_of, strategy_of, usual
 from plesio.cli.strategies import QUESTIONS, strategies
@@ -596,7 +596,7 @@ def board(width: int) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width)
     names = ["sync_sgd", "local_sgd(every 0.3 s)"]
-    with Board(console, names, Until(accuracy=0.9, seconds=30)) as shown:
+    with StrategyLines(console, names, Until(accuracy=0.9, seconds=30)) as shown:
         shown.watch(0)(_live())
         shown.watch(0)
         shown.failed(1, "worker 0 raised ValueError: " + "far too long " * 20)

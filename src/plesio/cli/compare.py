@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from plesio.cli.live import Board, simulated_in, terminal
+from plesio.cli.live import StrategyLines, simulated_in, terminal
 from plesio.cli.options import Arguments, Function, ScriptPath, takes_settings
 from plesio.cli.script import load
 from plesio.cli.settings import strategies_of, usual
@@ -136,7 +136,7 @@ def _writable(*paths: Path | None) -> None:
 def _run_all(
     console: Console, arguments: list[str] | None, configs: Sequence[RunConfig], found: Comparison, repeats: int
 ) -> None:
-    with Board(console, [one.strategy.name for one in configs], found.config.until) as board:
+    with StrategyLines(console, [one.strategy.name for one in configs], found.config.until) as board:
         since_s: float | None = time.monotonic()  # loading the script is part of the first run's start
         script = load(found.script, arguments, found.config, found.function)
         console.print(Text(f"{found.script}: {found.words}"), soft_wrap=True)

@@ -33,7 +33,7 @@ def terminal() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=PLAIN_WIDTH)
 
 
-class Board:
+class StrategyLines:
     """The lines of all strategies. Drawn when something is told, not by a thread: the engine's process has none.
 
     With `says`, and without a terminal, a line is printed as each strategy ends.
@@ -65,10 +65,10 @@ class Board:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def watch(self, number: int) -> Line:
+    def watch(self, number: int) -> StrategyLine:
         """What is to be told how the run of strategy `number` stands."""
         self.starting(number, "starting")
-        return Line(self, number)
+        return StrategyLine(self, number)
 
     def starting(self, number: int, words: str) -> None:
         self._set(number, STARTING, words, 0.0)
@@ -101,10 +101,10 @@ class Board:
         self._drawn_s = time.monotonic()
 
 
-class Line:
+class StrategyLine:
     """The line of strategy `number` on a board, as a `watch`."""
 
-    def __init__(self, board: Board, number: int) -> None:
+    def __init__(self, board: StrategyLines, number: int) -> None:
         self._board, self._number = board, number
 
     def __call__(self, live: Live) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from plesio.cli.live import Board, simulated_in, terminal
+from plesio.cli.live import StrategyLines, simulated_in, terminal
 from plesio.cli.options import Arguments, Function, ScriptPath, Watch, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
@@ -52,7 +52,7 @@ def to_its_end(
     """Show how `run`, which is told what to call meanwhile, goes, and its table; 1 where its result is spoilt or not written."""
     started_s = time.monotonic()
     try:
-        with Board(console, [config.strategy.name], config.until, says=False) as board:
+        with StrategyLines(console, [config.strategy.name], config.until, says=False) as board:
             done = run(board.watch(0))
     except (RunInterrupted, ServerLostError, WorkerLostError, DeadlineError) as stop:
         partial = getattr(stop, "run", None)

@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero
 
 from plesio.errors import ConfigurationError
-from plesio.integrations.part import Part, check_lock_step
+from plesio.integrations.part import WorkerBatches, check_lock_step
 from plesio.worker.worker import Worker
 
 
@@ -67,7 +67,7 @@ class _Workers(SingleDeviceStrategy):
         self._worker = worker
         self.global_rank = worker.rank
         self.is_distributed = worker.workers > 1  # so that sync_dist asks
-        self._parts: list[Part] = []
+        self._parts: list[WorkerBatches] = []
         self._prepared = False
 
     @property
@@ -96,7 +96,7 @@ class _Workers(SingleDeviceStrategy):
         """This worker's part, if it is to train from."""
         if not self.lightning_module.trainer.training:
             return dataloader
-        part = Part(self._worker, dataloader, self._take_part)
+        part = WorkerBatches(self._worker, dataloader, self._take_part)
         if self._prepared:  # reload_dataloaders_every_n_epochs
             most = self.lightning_module.trainer.limit_train_batches
             part.prepared = part.cut(most) if self._worker.workers == 1 else self._worker.share(part.cut(most))

@@ -26,7 +26,7 @@ def check_lock_step(worker: Worker, what: str) -> None:
         )
 
 
-class Part(SourceWrapper):
+class WorkerBatches(SourceWrapper):
     """This worker's batches of `loader`: as many as everybody's, or one more. Its other attributes are the loader's.
 
     Args:

@@ -19,7 +19,7 @@ import transformers
 from transformers.training_args import ParallelMode
 
 from plesio.errors import ConfigurationError
-from plesio.integrations.part import Part
+from plesio.integrations.part import WorkerBatches
 from plesio.worker.worker import Worker
 
 
@@ -39,7 +39,7 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, worker: Worker, *given: Any, **settings: Any) -> None:
         self._worker = worker
-        self._part: Part | None = None
+        self._part: WorkerBatches | None = None
         super().__init__(*given, **settings)
         mode = self.args.parallel_mode
         if mode is not ParallelMode.NOT_PARALLEL or self.is_deepspeed_enabled or self.is_fsdp_enabled:
@@ -57,9 +57,9 @@ class Trainer(transformers.Trainer):
             self._worker.stop("Hugging Face's Trainer was told to stop")
         return result
 
-    def _share_out(self) -> Part:
+    def _share_out(self) -> WorkerBatches:
         whole = type(self).get_train_dataloader(self)
-        self._part = Part(self._worker, getattr(whole, "base_dataloader", whole), self._prepare)
+        self._part = WorkerBatches(self._worker, getattr(whole, "base_dataloader", whole), self._prepare)
         return self._part
 
     def _prepare(self, *given: Any, **named: Any) -> Any:

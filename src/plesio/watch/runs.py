@@ -18,7 +18,7 @@ READ_MAX = 1 << 20  # bytes of a record that are read at once
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-class _Line(msgspec.Struct):
+class _RecordLine(msgspec.Struct):
     n: int
     kind: str
     format: int = 0
@@ -68,7 +68,7 @@ def _listed(name: str, path: Path) -> Iterator[Listed]:
         silent_s = max(0.0, time.time() - changed)
         try:
             with open(path / LIVE, "rb") as file:
-                head = msgspec.json.decode(file.readline(READ_MAX), type=_Line)
+                head = msgspec.json.decode(file.readline(READ_MAX), type=_RecordLine)
         except UNREADABLE:
             yield Listed(name, "?", changed, silent_s, other="its record is damaged or half-written")
             return
@@ -104,7 +104,7 @@ class Tail:
 
     def _is_new(self, line: bytes) -> bool:
         try:
-            number = msgspec.json.decode(line, type=_Line).n
+            number = msgspec.json.decode(line, type=_RecordLine).n
         except UNREADABLE:
             return False
         new, self._seen = number > self._seen, max(number, self._seen)
