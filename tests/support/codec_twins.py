@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from plesio.tensors.codecs.blocks import BLOCK, Blocks
+from plesio.tensors.codecs.blocks import BLOCK, BlockPacker
 from plesio.tensors.codecs.in_torch import NIBBLE, pack_blocks, pack_largest
 from plesio.tensors.codecs.packer import Packer, moved
 from plesio.tensors.codecs.top_k import Largest
 
 
-class TorchBlocks(Blocks):
+class TorchBlocks(BlockPacker):
     def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
         scales, codes, size = self._parts_of(into, start.numel())
         pack_blocks(moved(start, now, held), held, scales, codes, self._most)
@@ -37,6 +37,6 @@ class TorchLargest(Largest):
 
 def twin_of(packer: Packer) -> Packer:
     """The same codec in torch's operations."""
-    if isinstance(packer, Blocks):
+    if isinstance(packer, BlockPacker):
         return TorchBlocks(packer._bits)
     return TorchLargest(packer._part) if isinstance(packer, Largest) else packer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plesio.memory.publish import Versions
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
-from plesio.tensors.rows import WHOLE, Rows, Tables, fits, gradient_in, in_range, put
+from plesio.tensors.rows import WHOLE, RowCount, Tables, fits, gradient_in, in_range, put
 from support.long_forms import examples
 
 TABLE, WIDTH = 7, 3
@@ -48,9 +48,15 @@ def test_rows_that_are_not_finite_are_seen(rows: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "fit"),
-    [(Rows(0, WHOLE), True), (Rows(0, 4), True), (Rows(0, 5), False), (Rows(0, -2), False), (Rows(1, 1), False)],
+    [
+        (RowCount(0, WHOLE), True),
+        (RowCount(0, 4), True),
+        (RowCount(0, 5), False),
+        (RowCount(0, -2), False),
+        (RowCount(1, 1), False),
+    ],
 )
-def test_more_rows_than_a_slot_holds_are_told(rows: Rows, fit: bool) -> None:
+def test_more_rows_than_a_slot_holds_are_told(rows: RowCount, fit: bool) -> None:
     assert fits(LAYOUT.specs[rows.tensor], rows) == fit
 
 
@@ -85,7 +91,7 @@ def test_each_version_holds_the_table_as_all_steps_made_it(steps: list[tuple[lis
 def test_bytes_count_rows_and_what_each_reader_takes_back() -> None:
     buffers = [Arena.private(LAYOUT) for _ in range(3)]
     tables = Tables(LAYOUT, buffers)
-    tables.came(0, (Rows(0, 2),))
+    tables.came(0, (RowCount(0, 2),))
     assert tables.nbytes == 2 * (WIDTH * 4 + 8)
     tables.changed({0: gradient([1, 2])}, 1)
     for reader in (0, 0, 1):

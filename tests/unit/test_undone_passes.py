@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from plesio.host.memory import SharedBlock
 from plesio.tensors.adam import LARGEST, MEAN, SQUARE, begin, count, numbers_of
 from plesio.tensors.arena import Kind, Layout, TensorSpec
-from plesio.tensors.one_pass import Ahead, Pass, kernels
+from plesio.tensors.one_pass import Pass, PassAhead, kernels
 from plesio.tensors.undo import Undo
 from support.long_forms import but_thorough
 
@@ -53,7 +53,7 @@ class Step:
             out, weight, mean, square, largest, total, then, slot, shown = self.tensors[EACH * at : EACH * (at + 1)]
             if at == 1:
                 out = weight  # in place
-            ahead, slots, shares = Ahead(total, then, 0.7, shown, -0.1), [slot, weight], [0.25, 0.75]
+            ahead, slots, shares = PassAhead(total, then, 0.7, shown, -0.1), [slot, weight], [0.25, 0.75]
             group: dict[str, Any] = AdamW([weight], lr=0.1).param_groups[0]
             group |= {"momentum": 0.9, "dampening": 0.1, "nesterov": True}
             if self.kind == "sgd":

@@ -20,7 +20,7 @@ from plesio.tensors.combining import COMBINED
 from plesio.tensors.mean import Accumulator, mean_into
 from plesio.tensors.noise import Noise
 from plesio.tensors.packing import Packing
-from plesio.tensors.rows import NO_ROWS, Rows, Tables
+from plesio.tensors.rows import NO_ROWS, RowCount, Tables
 from plesio.tensors.tensor_set import ALL
 
 
@@ -81,7 +81,7 @@ class Gather(Part):
         self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
         self.tables = Tables.of(versions.buffers)
 
-    def came(self, worker: int, absent: int, rows: tuple[Rows, ...] = ()) -> None:
+    def came(self, worker: int, absent: int, rows: tuple[RowCount, ...] = ()) -> None:
         """In what lies in `worker`'s slot these tensors have no gradient, and of tables these rows have one."""
         self._absent[worker] = absent
         if self.tables is not None:

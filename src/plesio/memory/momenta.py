@@ -38,7 +38,7 @@ from plesio.tensors.arena import ALL_PARTS, Arena, Kind, flattened
 from plesio.tensors.carrying import Carried, Part
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
-from plesio.tensors.one_pass import Ahead as PassAhead
+from plesio.tensors.one_pass import PassAhead
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.optimizer_state import StatefulOptimizer

@@ -40,7 +40,7 @@ from plesio.tensors.carrying import Carried
 from plesio.tensors.model import Described
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.region import Region
-from plesio.tensors.rows import Rows
+from plesio.tensors.rows import RowCount
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
@@ -209,7 +209,7 @@ class Contribution(Message):
     finite: bool = True
     missing: Count = 0
     absent: bytes = b""
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[RowCount, ...] = ()
     optimizer: Count = 0
     settings: bytes = b""
     riders: Riding = {}

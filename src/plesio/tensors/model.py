@@ -232,7 +232,7 @@ def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
     return file.getvalue()
 
 
-class Plain(NamedTuple):
+class BuiltModel(NamedTuple):
     """In place of a structure: what builds the model anew, and which tensor each key of its state_dict is."""
 
     build: Callable[[], nn.Module]
@@ -253,7 +253,7 @@ class Plain(NamedTuple):
 def dump_plain(build: Callable[[], nn.Module], described: Described) -> bytes:
     """As `dump_structure`, of a model that is split among processes and cannot be copied."""
     try:
-        return dumps(Plain(build, described.names))
+        return dumps(BuiltModel(build, described.names))
     except Exception as error:
         raise ConfigurationError(
             f"ps.run(model=...) goes to where evaluate is called, and cannot be pickled: {error}"
@@ -268,6 +268,6 @@ def load_structure(data: bytes, specs: tuple[TensorSpec, ...], views: tuple[torc
     unpickler = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = lambda of: (parameters if of[1] else tensors)[of[0]]  # type: ignore[method-assign]
     loaded = unpickler.load()
-    model = loaded.over(tensors) if isinstance(loaded, Plain) else loaded
+    model = loaded.over(tensors) if isinstance(loaded, BuiltModel) else loaded
     assert isinstance(model, nn.Module)
     return model

@@ -31,7 +31,7 @@ ALONE_BELOW = 1 << 19
 """Elements below which a second thread does not pay."""
 
 
-class Ahead(NamedTuple):
+class PassAhead(NamedTuple):
     """What look-ahead wants of a pass: the momentum is a part of `total`, the gradient is damped by the gaps to `then`, and `out`
     is the new weights + factor * total."""
 
@@ -42,7 +42,7 @@ class Ahead(NamedTuple):
     factor: float = 0.0
 
 
-NOT_AHEAD = Ahead()
+NOT_AHEAD = PassAhead()
 
 
 @functools.cache
@@ -102,7 +102,7 @@ class Pass:
         first: bool,
         group: dict[str, Any],
         rate: float,
-        ahead: Ahead = NOT_AHEAD,
+        ahead: PassAhead = NOT_AHEAD,
     ) -> Any:
         """`sgd_step` with the weighted mean of what lies in the slots; the sums of the gaps, by stretches."""
         kernel = functools.partial(self._kernels.sgd, first, bool(group["nesterov"]))
@@ -117,7 +117,7 @@ class Pass:
         shares: Sequence[float],
         state: dict[str, Any],
         by: Numbers,
-        ahead: Ahead = NOT_AHEAD,
+        ahead: PassAhead = NOT_AHEAD,
     ) -> Any:
         """`adam_step`, likewise."""
         kernel = functools.partial(self._kernels.adam, by.nesterov != 0)
@@ -131,7 +131,7 @@ class Pass:
         slots: Sequence[torch.Tensor],
         shares: Sequence[float],
         numbers: Sequence[float],
-        ahead: Ahead,
+        ahead: PassAhead,
     ) -> Any:
         given = [one.data_ptr() if one is not None else 0 for one in (*tensors, ahead.total, ahead.then, ahead.out)]
         addresses = np.array([*given, *(one.data_ptr() for one in slots)], np.int64)

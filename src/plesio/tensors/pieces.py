@@ -95,7 +95,7 @@ def kept_copies(specs: Sequence[OptimizerSpec], layout: Layout) -> int:
     return len(kept_keys(specs, layout))
 
 
-class Piece(NamedTuple):
+class StepPiece(NamedTuple):
     """One tensor to step on: a segment (`flat`), a part of it (`split`), or a single tensor; and the model's tensors in it."""
 
     flat: bool
@@ -116,7 +116,7 @@ class Piece(NamedTuple):
             return arena.flat[self.place]
         return flattened(arena.views[self.place]) if self.flat else arena.views[self.place]
 
-    def parts(self) -> list[Piece]:
+    def parts(self) -> list[StepPiece]:
         """Its tensors by themselves."""
         return [self._replace(place=one, tensors=(one,), split=True) for one in self.tensors]
 
@@ -130,22 +130,22 @@ def named(specs: Sequence[OptimizerSpec]) -> str:
     return " and ".join(spec.kind.__name__ for spec in specs)
 
 
-def pieces_of(layout: Layout, kinds: Sequence[type[Optimizer]], groups: Groups) -> list[Piece]:
+def pieces_of(layout: Layout, kinds: Sequence[type[Optimizer]], groups: Groups) -> list[StepPiece]:
     """The tensors to step on: whole segments for an elementwise optimizer, single tensors otherwise.
 
     In half precision a kernel rounds its vector part and its rest differently: there only the user's own tensors give
     the same bits. Without an `eps`, the zeros that fill up a segment would be divided by zero.
     """
-    pieces: list[Piece] = []
+    pieces: list[StepPiece] = []
     for index, segment in enumerate(layout.segments):
         if not segment.kind.moves:
             continue
         table = segment.kind is Kind.ROWS
         elementwise = kinds[segment.group] in ELEMENTWISE and groups[segment.group].get("eps") != 0
         if not table and elementwise and segment.dtype in FLAT_DTYPES:
-            pieces.append(Piece(True, index, segment.group, segment.tensors))
+            pieces.append(StepPiece(True, index, segment.group, segment.tensors))
         else:
-            pieces.extend(Piece(False, one, segment.group, (one,), table=table) for one in segment.tensors)
+            pieces.extend(StepPiece(False, one, segment.group, (one,), table=table) for one in segment.tensors)
     return pieces
 
 

@@ -28,7 +28,7 @@ MOVING = (Kind.TRAINED, Kind.BUFFER, Kind.ROWS)
 """What a worker of another host takes back; frozen tensors are sent once, at the beginning."""
 
 
-class Rows(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RowCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many rows of tensor `tensor` lie in a slot; `coalesced`: none twice, and in order."""
 
     tensor: int
@@ -58,7 +58,7 @@ def _moves_rows_alone(optimizer: Optimizer, group: dict[str, object]) -> bool:
     return type(optimizer) in (SGD, Adagrad, SparseAdam) and plain
 
 
-def put(view: torch.Tensor, gradient: torch.Tensor, tensor: int) -> tuple[Rows, bool]:
+def put(view: torch.Tensor, gradient: torch.Tensor, tensor: int) -> tuple[RowCount, bool]:
     """Bring a gradient into its place in a slot; and whether it is finite."""
     if gradient.is_sparse:
         count = gradient._nnz()
@@ -66,13 +66,13 @@ def put(view: torch.Tensor, gradient: torch.Tensor, tensor: int) -> tuple[Rows, 
             values, indices = _places(view, count)
             values.copy_(gradient._values())
             indices.copy_(gradient._indices()[0])
-            return Rows(tensor, count, gradient.is_coalesced()), is_finite(values)
+            return RowCount(tensor, count, gradient.is_coalesced()), is_finite(values)
         gradient = gradient.to_dense()
     view.copy_(gradient)
-    return Rows(tensor, WHOLE), is_finite(view)
+    return RowCount(tensor, WHOLE), is_finite(view)
 
 
-def gradient_in(view: torch.Tensor, rows: Rows) -> torch.Tensor:
+def gradient_in(view: torch.Tensor, rows: RowCount) -> torch.Tensor:
     """The gradient that `put` brought there, over the same memory."""
     if rows.count == WHOLE:
         return view
@@ -93,7 +93,7 @@ def _places(view: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     return view[:count], data[end - size : end].view(torch.int64)
 
 
-def fits(spec: TensorSpec, rows: Rows) -> bool:
+def fits(spec: TensorSpec, rows: RowCount) -> bool:
     """Whether this may be said of a tensor."""
     if spec.kind is not Kind.ROWS:
         return False
@@ -101,7 +101,7 @@ def fits(spec: TensorSpec, rows: Rows) -> bool:
     return rows.count == WHOLE or 0 <= rows.count * (row_bytes + INDEX_BYTES) <= spec.shape[0] * row_bytes
 
 
-def spans_of(layout: Layout, rows: Sequence[Rows], part: int = ALL_PARTS) -> list[tuple[int, int]]:
+def spans_of(layout: Layout, rows: Sequence[RowCount], part: int = ALL_PARTS) -> list[tuple[int, int]]:
     """The bytes of a slot that a contribution of this part with these rows takes."""
     spans = list(layout.stretches((Kind.TRAINED, Kind.BUFFER), part))
     for one in rows:
@@ -116,7 +116,7 @@ def spans_of(layout: Layout, rows: Sequence[Rows], part: int = ALL_PARTS) -> lis
     return spans
 
 
-def in_range(layout: Layout, slot: memoryview, rows: Sequence[Rows]) -> bool:
+def in_range(layout: Layout, slot: memoryview, rows: Sequence[RowCount]) -> bool:
     """Whether the indices in a slot, from another host, are of rows that their tables have: nobody else looks."""
     for one in rows:
         if one.count > 0:
@@ -171,7 +171,7 @@ class Tables:
         self.places = [place for place, spec in enumerate(layout.specs) if spec.kind is Kind.ROWS]
         self._buffers = buffers
         self._behind: list[dict[int, _Behind]] = [{} for _ in buffers]
-        self._in_slots: dict[int, tuple[Rows, ...]] = {}  # by worker
+        self._in_slots: dict[int, tuple[RowCount, ...]] = {}  # by worker
         self._held: list[tuple[float, dict[int, torch.Tensor]]] = []
         self._changed = 0  # bytes, of all folds
         self._told: dict[int, int] = {}  # how many of them each reader knows
@@ -184,7 +184,7 @@ class Tables:
         tables = cls(buffers[0].layout, buffers)
         return tables if tables.places else None
 
-    def came(self, worker: int, rows: tuple[Rows, ...]) -> None:
+    def came(self, worker: int, rows: tuple[RowCount, ...]) -> None:
         """These lie in `worker`'s slot."""
         self._in_slots[worker] = rows
         views = self._buffers[0].views

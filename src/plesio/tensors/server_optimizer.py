@@ -21,9 +21,9 @@ from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, num
 from plesio.tensors.adam import keys as moments
 from plesio.tensors.arena import REMEMBERED_MAX, Arena, Kind, flattened
 from plesio.tensors.carrying import is_small, is_whole
-from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Ahead, Pass, kernels
+from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Pass, PassAhead, kernels
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
-from plesio.tensors.pieces import Piece, build, kinds_of, no_global_hooks, pieces_of
+from plesio.tensors.pieces import StepPiece, build, kinds_of, no_global_hooks, pieces_of
 from plesio.tensors.rate_scale import NORMALISING, scale_for
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.sgd import MOMENTUM, sgd_step
@@ -83,7 +83,7 @@ class ServerOptimizer:
         self.set_groups(given)
         self._move_state()  # some (Adagrad) allocate state before their first step
 
-    def _step_on(self, pieces: list[Piece]) -> None:
+    def _step_on(self, pieces: list[StepPiece]) -> None:
         self._pieces = pieces
         self._selected: dict[int, list[torch.Tensor]] = {}
         self._lacking: dict[int, list[bool]] = {0: [False] * len(pieces)}  # by absent tensors: which pieces
@@ -205,7 +205,7 @@ class ServerOptimizer:
         scales: Sequence[float],
         share: float = 1.0,
         owns: Sequence[torch.Tensor] = (),
-        ahead: Callable[[int], Ahead] = lambda _: NOT_AHEAD,
+        ahead: Callable[[int], PassAhead] = lambda _: NOT_AHEAD,
         absent: int = 0,
     ) -> list[Any]:
         """As `step` with the weighted mean of what lies in the slots, in one pass over memory. By position, `owns` are a

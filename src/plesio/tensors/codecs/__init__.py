@@ -17,7 +17,7 @@ with finite numbers.
 from __future__ import annotations
 
 from plesio.strategy import answers
-from plesio.tensors.codecs.blocks import Blocks
+from plesio.tensors.codecs.blocks import BlockPacker
 from plesio.tensors.codecs.cast import HalfPrecision
 from plesio.tensors.codecs.packer import Packer
 from plesio.tensors.codecs.top_k import Largest
@@ -40,8 +40,8 @@ def packer_for(codec: answers.Codec) -> Packer:
         case answers.Cast(dtype=dtype):
             return HalfPrecision(dtype)
         case answers.Int8():
-            return Blocks(bits=8)
+            return BlockPacker(bits=8)
         case answers.Int4():
-            return Blocks(bits=4)
+            return BlockPacker(bits=4)
         case answers.TopK(part=part):
             return Largest(part)

@@ -11,7 +11,7 @@ PIECE = 1 << 24
 """Numbers that a device packs at once, for each of which it needs some 20 bytes."""
 
 
-class Blocks(Packer):
+class BlockPacker(Packer):
     """First the scales, as float32, then the numbers; of 4 bits, the first of two is the lower half of a byte."""
 
     def __init__(self, bits: int) -> None:

@@ -16,7 +16,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS, CPU, Arena, Kind, Layout
 from plesio.tensors.finite import FiniteCheck, are_finite, finite_flag, zero_unless
 from plesio.tensors.model import device_of, self_limiting
-from plesio.tensors.rows import Rows, put
+from plesio.tensors.rows import RowCount, put
 from plesio.tensors.tensor_set import members_of
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
@@ -74,7 +74,7 @@ class Replica:
         self.settle: Callable[[], object] | None = None if here else self._copies.settle
         self._bring = self.arena.copy_from if here else partial(self._copies.bring, self.arena)
         self.missing = self.absent = 0
-        self.rows: tuple[Rows, ...] = ()
+        self.rows: tuple[RowCount, ...] = ()
         self.finite: torch.Tensor | None = None
         overwritten = late and len(ring.buffers) == 1  # while the version before is still computed from
         self._made = Arena.private(layout) if overwritten else None
