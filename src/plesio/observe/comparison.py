@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import NamedTuple
 
 from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.summary import Summary
@@ -19,12 +20,32 @@ def metric_of(summaries: Sequence[Summary], target: Target | None) -> str | None
     return "accuracy" if "accuracy" in evaluated else next(iter(evaluated), None)
 
 
-def headings(target: Target | None, metric: str | None) -> list[str]:
-    """The columns' names; a terminal breaks their lines."""
-    time = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
+class Compared(NamedTuple):
+    """A column: its heading, as a terminal breaks it; how many are more important; what it shows of a run."""
+
+    heading: str
+    place: int
+    of: Callable[[Summary], str]
+
+
+def columns(target: Target | None, metric: str | None) -> list[Compared]:
+    """The columns after a strategy's name."""
     final = f"{metric}\nat end" if metric else "metric"
-    counts = ["folded", "dis-\ncarded", "samples"]
-    return [time, "steps\n/s", "of\nideal", "waiting", "staleness\nmean/max", "bytes", final, *counts]
+    time = f"time to\n{target[0]}\n{target[1]:g}" if target else "time"
+    return [
+        Compared(
+            time, 0, lambda one: f"> {number(one.wall_s)} s" if (s := time_of(one, target)) is None else f"{s:.2f} s"
+        ),
+        Compared("steps\n/s", 5, lambda one: number(one.steps_per_s, 2)),
+        Compared("of\nideal", 2, of_ideal),
+        Compared("waiting", 3, lambda one: percent(one.waiting_share)),
+        Compared("staleness\nmean/max", 4, lambda one: f"{one.staleness.mean:.2f}/{one.staleness.max}"),
+        Compared("bytes", 6, lambda one: byte_size(one.bytes)),
+        Compared(final, 1, lambda one: number(one.final(metric) if metric else None, 4)),
+        Compared("folded", 7, lambda one: f"{one.folded:,}"),
+        Compared("dis-\ncarded", 8, lambda one: f"{sum(one.discarded.values()):,}"),
+        Compared("samples", 9, lambda one: f"{one.samples:,}"),
+    ]
 
 
 def in_a_line(heading: str) -> str:
@@ -40,21 +61,8 @@ def cells(
     summary: Summary, target: Target | None, metric: str | None, spread: tuple[float, float] | None = None
 ) -> list[str]:
     """A strategy's row; `spread`: the least and the greatest time of several runs."""
-    final = summary.final(metric) if metric else None
-    time_s = time_of(summary, target)
-    time = f"> {number(summary.wall_s)} s" if time_s is None else f"{time_s:.2f} s"
-    return [
-        time + _between(spread),
-        number(summary.steps_per_s, 2),
-        of_ideal(summary),
-        percent(summary.waiting_share),
-        f"{summary.staleness.mean:.2f}/{summary.staleness.max}",
-        byte_size(summary.bytes),
-        number(final, 4),
-        f"{summary.folded:,}",
-        f"{sum(summary.discarded.values()):,}",
-        f"{summary.samples:,}",
-    ]
+    time, *others = (one.of(summary) for one in columns(target, metric))
+    return [time + _between(spread), *others]
 
 
 def time_of(summary: Summary, target: Target | None) -> float | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, dropwhile
 
@@ -327,20 +327,19 @@ class Meter:
 
     def timeline(self) -> tuple[Span, ...]:
         """Every worker's spans, in seconds since training began."""
-        return tuple(
-            Span(worker, kind, start_s - self.zero_s, end_s - self.zero_s, steps)
-            for worker, one in enumerate(self.workers)
-            for kind, start_s, end_s, steps in one.spans
-        )
+        return tuple(span for one in self.workers for span in self._since_begun(one, one.spans))
 
     def lately(self, now_s: float, window_s: float) -> tuple[Span, ...]:
         """The spans of the last `window_s` of the workers that are there; of many only the last."""
         here = [one for one in self.seated if not one.left]
         most = max(LATELY_LEAST, LATELY_ALL // max(1, len(here)))
-        return tuple(
-            Span(one.worker, kind, start_s - self.zero_s, end_s - self.zero_s, steps)
-            for one in here
-            for kind, start_s, end_s, steps in one.lately(now_s - window_s, now_s, most)
+        spans = ((one, one.lately(now_s - window_s, now_s, most)) for one in here)
+        return tuple(span for each in spans for span in self._since_begun(*each))
+
+    def _since_begun(self, one: WorkerMeter, spans: Iterable[tuple[str, float, float, int]]) -> Iterator[Span]:
+        zero_s = self.zero_s
+        return (
+            Span(one.worker, kind, from_s - zero_s, until_s - zero_s, steps) for kind, from_s, until_s, steps in spans
         )
 
     def staleness(self) -> Staleness:

@@ -17,7 +17,7 @@ from typing import Any
 from plesio.errors import as_utf8
 from plesio.observe import figures
 from plesio.observe.amounts import number
-from plesio.observe.comparison import Target, cells, headings, in_a_line, metric_of
+from plesio.observe.comparison import Target, cells, columns, in_a_line, metric_of
 from plesio.observe.encoding import as_json
 from plesio.observe.finding import finding, setting
 from plesio.observe.repeats import first, notes, times_of
@@ -110,7 +110,7 @@ def _table(summaries: Sequence[Summary], target: Target | None, repeats: Sequenc
     metric = metric_of(summaries, target)
     best = first(repeats or [[one] for one in summaries], target) if target and len(summaries) > 1 else []
     spreads = [times_of(runs, target) for runs in repeats] or [None for _ in summaries]
-    heads = [in_a_line(head) for head in headings(target, metric)]
+    heads = [in_a_line(one.heading) for one in columns(target, metric)]
     return {
         "heads": heads,
         "rows": [cells(s, target, metric, spread) for s, spread in zip(summaries, spreads, strict=True)],

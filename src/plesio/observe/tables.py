@@ -5,26 +5,25 @@ from __future__ import annotations
 import io
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plesio.observe.amounts import byte_size, number, of_ideal, percent
 from plesio.observe.clients import by_samples, worst_tenth
-from plesio.observe.comparison import Target, cells, headings, in_a_line, on_staleness
+from plesio.observe.comparison import Target, cells, columns, in_a_line, on_staleness
 from plesio.observe.logbook import LastSteps
 from plesio.observe.repeats import first, times_of
 from plesio.observe.rows import in_lines, slow_server
 from plesio.observe.summary import EXTREMES, Summary, lower_is_better, telling
-from plesio.observe.totals import COLUMNS
+from plesio.observe.totals import COLUMNS, WorkerSummary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 118
 NAME_LEAST = 22  # characters of a strategy's name that have priority over columns
-TELLING = (0, 6, 2, 3, 4, 1, 5, 7, 8, 9)  # the columns of a comparison, the most important first
 
 
 def render(*parts: object, width: int = WIDTH) -> str:
@@ -46,32 +45,31 @@ def run_table(summary: Summary, folder: Path | None, *, lacking: Sequence[str] =
     """One run: its figures, then a row for each worker. `lacking`: what could not be written to its folder."""
     from rich.table import Table
 
-    table = Table()
-    for name in "worker", "steps", "samples", "steps/s\nalone", "waiting", "exchange", "staleness", "folded":
-        table.add_column(name, justify="right")
-    table.add_column("dis-\ncarded", justify="right")
-    shown = telling(summary.workers)
-    left = [one.left if one.left not in (None, "finished") else "" for one in shown]
-    if any(left):
+    shows: list[tuple[str, Callable[[WorkerSummary], str]]] = [
+        ("worker", lambda one: str(one.worker)),
+        ("steps", lambda one: f"{one.steps:,}"),
+        ("samples", lambda one: f"{one.samples:,}"),
+        ("steps/s\nalone", lambda one: number(one.speed) if one.speed else "-"),
+        ("waiting", lambda one: percent(one.waiting_share)),
+        ("exchange", lambda one: percent(one.exchange_s / one.there_s) if one.there_s else "-"),
+        ("staleness", lambda one: _mean(summary.staleness.by_worker.get(one.worker, {}))),
+        ("folded", lambda one: f"{one.folded:,}"),
+        ("dis-\ncarded", lambda one: f"{one.discarded:,}"),
+    ]
+    shown, table = telling(summary.workers), Table()
+    left = {one.worker: one.left for one in shown if one.left and one.left != "finished"}
+    for heading, _ in shows:
+        table.add_column(heading, justify="right")
+    if left:
         table.add_column("left")
-    for one, why in zip(shown, left, strict=True):
-        stale = summary.staleness.by_worker.get(one.worker, {})
-        count = sum(stale.values())
-        mean = f"{sum(t * n for t, n in stale.items()) / count:.2f}" if count else "-"
-        table.add_row(
-            str(one.worker),
-            f"{one.steps:,}",
-            f"{one.samples:,}",
-            number(one.speed) if one.speed else "-",
-            percent(one.waiting_share),
-            percent(one.exchange_s / one.there_s) if one.there_s else "-",
-            mean,
-            f"{one.folded:,}",
-            f"{one.discarded:,}",
-            *([str(why)] if any(left) else []),
-        )
+    for one in shown:
+        table.add_row(*(of(one) for _, of in shows), *([left.get(one.worker, "")] if left else []))
     warning = [summary.spoilt] if summary.spoilt else []
     return render(*warning, _headline(summary, width), table, *_notes(summary, folder, lacking), width=width)
+
+
+def _mean(counts: Mapping[int, int]) -> str:
+    return f"{sum(t * n for t, n in counts.items()) / sum(counts.values()):.2f}" if counts else "-"
 
 
 def _headline(summary: Summary, width: int) -> str:
@@ -172,15 +170,20 @@ def compare_table(
     best = {runs[k][0].strategy for k in first(runs, target)} if len(runs) > 1 else set()
     compared = 0 if target else 1  # by the time to the target, else by steps a second
     spreads = {several[0].strategy: times_of(several, target) for several in runs}
-    heads = headings(target, metric)
+    known = columns(target, metric)
+    heads = [one.heading for one in known]
     failed = ["failed", *("-" for _ in heads[1:])]
     lines = [
         cells(row, target, metric, spreads.get(row.strategy)) if isinstance(row, Summary) else failed for row in rows
     ]
     names = [min(NAME_LEAST, len(row.strategy)) for row in rows]
-    columns = [list(column) for column in zip(heads, *lines, strict=True)]
-    room = width - max(names, default=0)
-    shown = _that_fit(columns, room)
+    widths = [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(heads, *lines, strict=True)
+    ]
+    shown = sorted(range(len(known)), key=lambda k: known[k].place)
+    while sum(widths[k] + 1 for k in shown) > width - max(names, default=0) and shown:
+        shown.pop()
+    shown.sort()
     left_out = ", ".join(in_a_line(head) for k, head in enumerate(heads) if k not in shown)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0), caption_justify="left")
     table.caption = f"a wider terminal and --json show: {left_out}" if left_out else None
@@ -191,14 +194,3 @@ def compare_table(
         texts = [Text(line[k], style="bold" if row.strategy in best and k == compared else "") for k in shown]
         table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
     return table
-
-
-def _that_fit(columns: list[list[str]], room: int) -> list[int]:
-    """The columns that fit, by their places; the first of `TELLING` are kept longest."""
-    widths = [max(len(line) for cell in column for line in cell.split("\n")) + 1 for column in columns]
-    shown = list(range(len(columns)))
-    for place in reversed(TELLING):
-        if sum(widths[k] for k in shown) <= room:
-            break
-        shown.remove(place)
-    return shown
