@@ -16,7 +16,7 @@ from plesio.cli.demo import script
 def train(worker: ps.Worker) -> None:
     model = torch.nn.Linear(4, 1)
     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(20):
+    for _ in worker.steps(20):
         optimizer.zero_grad()
         model(torch.ones(8, 4)).square().mean().backward()
         optimizer.step()
