@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,20 +44,10 @@ def test_a_successor_is_welcomed_once_it_has_shown_its_model() -> None:
 
 def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data is for them."""
-    monkeypatch.setattr(arrivals, "Machine", lambda blocks, rows, log: None)
-    turns: list[tuple[str, int]] = []
-    lines = [worker(0), worker(1), worker(2)]
-    for line in lines:
-        vars(line).update(gone=line.worker == 1, incarnation=1, finished=False, leaving=False)
-    program: Any = SimpleNamespace(
-        begun=False,
-        stopping=False,
-        sequencer=SimpleNamespace(workers=3),
-        begin=lambda machine, now_s: None,
-        left=lambda worker, *_: turns.append(("left", worker)),
-        joined=lambda worker, *_: turns.append(("joined", worker)),
-    )
-    opening: Any = SimpleNamespace(blocks=object(), complete=True, proceed=lambda stopping: None)
-    tables: Any = SimpleNamespace(lacking=lambda: False, rows=lambda blocks: None)
-    arrivals.Arrivals(lines, opening, program, lambda machine, now_s: None, tables, lambda: 0.0).proceed()
+    monkeypatch.setattr(arrivals, "Machine", Mock())
+    lines: Any = [Mock(worker=number, gone=number == 1, finished=False, leaving=False) for number in range(3)]
+    program, tables = Mock(begun=False), Mock()
+    program.sequencer.workers, tables.lacking.return_value = 3, False
+    arrivals.Arrivals(lines, Mock(), program, Mock(), tables, Mock()).proceed()
+    turns = [(name, given[0]) for name, given, _ in program.method_calls if name in ("left", "joined")]
     assert turns == [("left", 1), ("joined", 0), ("joined", 2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,19 +22,16 @@ from plesio.strategy import Strategy
 
 def seats_of(said: list[Any], train: Any = None, **config: Any) -> Seats:
     """`said`: what the server is told, and the fellows."""
-    tell = partial(told_to, said)
-    processes: Any = SimpleNamespace(tell_server=tell, workers=[], island=lambda worker: [], worker=lambda *_: [])
+    processes: Any = SimpleNamespace(
+        tell_server=newcomer(said).channel.send, workers=[], island=lambda worker: [], worker=lambda *_: []
+    )
     job = Job(config=RunConfig(workers=2, timeout_s=60.0, **config), train=train, evaluate=None)
     return Seats(job, processes, lambda process: None)
 
 
-def told_to(said: list[Any], message: Any, descriptors: Any = ()) -> None:
-    said.append(message)
-
-
-def newcomer(said: list[Any], gone: bool = False) -> Any:
-    channel = SimpleNamespace(send=partial(told_to, said))
-    return SimpleNamespace(channel=channel, worker=None, title="", gone=gone, ours=True, replaced=False, ties={})
+def newcomer(said: list[Any]) -> Any:
+    channel = SimpleNamespace(send=lambda message, descriptors=(): said.append(message))
+    return SimpleNamespace(channel=channel, worker=None, title="", gone=False, ours=True, replaced=False, ties={})
 
 
 def answer_to(
