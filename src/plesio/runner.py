@@ -167,7 +167,7 @@ class _Seen:
         self.starting = line.starting
 
     def __call__(self, live: Live) -> None:
-        self._line.show(live)
+        self._line.show(live.totals, live.metrics)
         if self._watch is not None:
             self._watch(live)
 

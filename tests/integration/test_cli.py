@@ -605,8 +605,11 @@ def board(width: int) -> str:
 
 def _live() -> Any:
     from plesio.launch.job import Live
+    from plesio.protocol.launcher import Progress
 
-    return Live(time_s=3.0, version=5, steps=1234, samples=9, metrics={"accuracy": 0.875})
+    live = Live(metrics={"accuracy": 0.875})
+    live.stands(Progress(wall_s=3.0, version=5, steps=1234, samples=9))
+    return live
 
 
 def test_the_progress_board_is_cut_to_the_terminals_width() -> None:

@@ -19,6 +19,7 @@ import plesio as ps
 from plesio.cli.replay import _train_of
 from plesio.launch.local.output import _Told
 from plesio.observe.progress import ProgressLine
+from plesio.observe.totals import Totals
 from plesio.protocol.journal import JournalHead
 from support.programs import PYTHON
 
@@ -118,9 +119,8 @@ def test_progress_shows_time_and_steps(printed: list[tuple[str, str]]) -> None:
 
 def test_progress_line_is_written_over_and_cleared(capsys: pytest.CaptureFixture[str]) -> None:
     line = ProgressLine("sync_sgd", None)
-    live = type("Live", (), {"time_s": 12.0, "steps": 1234, "metrics": {"accuracy": 0.5}})()
-    line.show(live)
-    line.show(live)
+    for _ in range(2):
+        line.show(Totals(wall_s=12.0, steps=1234), {"accuracy": 0.5})
     line.clear()
     shown = capsys.readouterr().err
     assert shown.count("12.0 s  1,234 steps (103/s)  accuracy 0.5") == 1

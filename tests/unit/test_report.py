@@ -32,7 +32,7 @@ from plesio.observe.report import write_report
 from plesio.observe.summary import LOWER, NEGATED, Evaluation, Incident, Logged, Span, Summary
 from plesio.observe.tables import compare_table, render, run_table
 from plesio.observe.times import measured
-from plesio.observe.totals import Staleness, WorkerSummary
+from plesio.observe.totals import COLUMNS, Staleness, WorkerSummary
 from support.long_forms import but_slow
 
 FAST_S, SLOW_S, EXCHANGE_S = 0.008, 0.08, 0.0006
@@ -501,6 +501,15 @@ def test_a_page_of_one_run_has_no_comparison(tmp_path: Path, runs: list[Summary]
     assert shown.data["table"]["best"] == [False]
     assert "async_sgd: batches of the epochs begun that stayed unused: 37 (" in shown.data["incidents"]["lost"][0]
     assert "died (signal 9)" in shown.text
+
+
+@pytest.mark.parametrize("name", [name for name, column in COLUMNS.items() if column.lost])
+def test_what_was_lost_is_told_in_the_words_of_its_column(name: str, tmp_path: Path) -> None:
+    run, words = msgspec.structs.replace(bare(), **{name: 1_234}), f"{COLUMNS[name].help}: 1,234"
+    assert words in " ".join(run_table(run, None).split())
+    assert f"{run.strategy}: {words}" in page(tmp_path, [run]).data["incidents"]["lost"][0]
+    stopped = run_table(msgspec.structs.replace(run, ended="5 steps were up"), None)
+    assert (words in " ".join(stopped.split())) != COLUMNS[name].at_end
 
 
 def test_missing_records_become_sentences(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class StrategyLines:
     def runs(self, number: int, live: Live) -> None:
         if time.monotonic() - self._drawn_s > REDRAW_S:
             share = live.time_s / self._until.seconds if self._until.seconds else 0.0
-            self._set(number, RUNNING, running(live, self._until.target), share)
+            self._set(number, RUNNING, running(live.totals, live.metrics, self._until.target), share)
 
     def ended(self, number: int, summary: Summary, which: str = "") -> None:
         target = self._until.target

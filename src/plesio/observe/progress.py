@@ -9,16 +9,9 @@ from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from plesio.observe.amounts import number
+from plesio.observe.totals import Totals
 
 EVERY_S = 0.25
-
-
-class Standing(Protocol):
-    """A run under way, as `plesio.launch.job.Live`."""
-
-    time_s: float
-    steps: int
-    metrics: dict[str, float]
 
 
 @runtime_checkable
@@ -28,9 +21,9 @@ class Display(Protocol):
     def starting(self, words: str) -> None: ...
 
 
-def running(live: Standing, target: tuple[str, float] | None) -> str:
-    speed = f" ({number(live.steps / live.time_s, 2)}/s)" if live.time_s > 0.2 else ""
-    return f"{max(live.time_s, 0.0):5.1f} s  {live.steps:,} steps{speed}{metrics_in_words(live.metrics, target)}"
+def running(totals: Totals, metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:
+    speed = f" ({number(totals.steps / totals.wall_s, 2)}/s)" if totals.wall_s > 0.2 else ""
+    return f"{totals.wall_s:5.1f} s  {totals.steps:,} steps{speed}{metrics_in_words(metrics, target)}"
 
 
 def metrics_in_words(metrics: Mapping[str, float], target: tuple[str, float] | None) -> str:
@@ -52,11 +45,11 @@ class ProgressLine:
         self._width = 0
         self._drawn_s = 0.0
 
-    def show(self, live: Standing) -> None:
+    def show(self, totals: Totals, metrics: Mapping[str, float]) -> None:
         now_s = time.monotonic()
         if now_s - self._drawn_s > EVERY_S:
             self._drawn_s = now_s
-            self._write(f"{self._name}  {running(live, self._target)}")
+            self._write(f"{self._name}  {running(totals, metrics, self._target)}")
 
     def starting(self, words: str) -> None:
         self._write(f"{self._name}  {words}")
