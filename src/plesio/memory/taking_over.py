@@ -27,7 +27,7 @@ from plesio.memory.master import state_layout
 from plesio.memory.port import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
-from plesio.tensors.carrying import Carried, Held, from_plain, is_whole, unchecked
+from plesio.tensors.carrying import Carried, TensorState, from_plain, is_whole, unchecked
 from plesio.tensors.cut import cut
 from plesio.tensors.outer_optimizer import kind_of
 from plesio.transport.held import parts_of
@@ -148,7 +148,7 @@ def carried_of(states: Mapping[int, dict[str, Any]], layout: Layout) -> tuple[Ca
     """These states, by the tensor's number, as they are handed over to where tensors lie like this."""
     views = Arena.private(layout).views
     states = _in_dtype_of(views, states)
-    carried = Carried(tuple(Held.of(states.get(place, {}), view).packed() for place, view in enumerate(views)))
+    carried = Carried(tuple(TensorState.of(states.get(place, {}), view).packed() for place, view in enumerate(views)))
     arenas = tuple(Arena.private(layout) for _ in carried.keys)
     for key, arena in zip(carried.keys, arenas, strict=True):
         for place, one in enumerate(carried.held):

@@ -59,22 +59,22 @@ class Part:
             self.take(numbers)
 
 
-class Held(msgspec.Struct, frozen=True):
+class TensorState(msgspec.Struct, frozen=True):
     """Optimizer state of one parameter: keys of tensors of its shape and dtype, and all other values."""
 
     whole: tuple[str, ...]
     rest: dict[str, Any]
 
     @classmethod
-    def of(cls, state: dict[str, Any], parameter: torch.Tensor) -> Held:
+    def of(cls, state: dict[str, Any], parameter: torch.Tensor) -> TensorState:
         whole = [key for key, value in state.items() if is_whole(key, value, parameter)]
         return cls(tuple(whole), {key: value for key, value in state.items() if key not in whole})
 
-    def packed(self) -> Held:
+    def packed(self) -> TensorState:
         """With its small tensors as bytes."""
-        return Held(self.whole, {key: _packed(value) for key, value in self.rest.items()})
+        return TensorState(self.whole, {key: _packed(value) for key, value in self.rest.items()})
 
-    def same(self, other: Held) -> bool:
+    def same(self, other: TensorState) -> bool:
         """Whether their parameters could be stepped as one tensor."""
         return set(self.whole) == set(other.whole) and self.rest == other.rest
 
@@ -86,14 +86,14 @@ class Held(msgspec.Struct, frozen=True):
 class Carried(msgspec.Struct, frozen=True):
     """The state of an optimizer that has stepped, for each tensor of the model; its small tensors are bytes."""
 
-    held: tuple[Held, ...]
+    held: tuple[TensorState, ...]
 
     @classmethod
     def by(cls, optimizer: Optimizer, tensors: Sequence[torch.Tensor]) -> Carried | None:
         """What `optimizer` holds for a model's `tensors`; None if it has not stepped yet."""
         if not any(map(_has_stepped, optimizer.state.values())):
             return None
-        return cls(tuple(Held.of(optimizer.state.get(tensor, {}), tensor).packed() for tensor in tensors))
+        return cls(tuple(TensorState.of(optimizer.state.get(tensor, {}), tensor).packed() for tensor in tensors))
 
     @property
     def keys(self) -> tuple[str, ...]:

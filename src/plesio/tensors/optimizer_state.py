@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
-from plesio.tensors.carrying import Carried, Held, Kept, Part, from_plain, is_small, plain
+from plesio.tensors.carrying import Carried, Kept, Part, TensorState, from_plain, is_small, plain
 from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
 from plesio.tensors.server_optimizer import ServerOptimizer
 from plesio.tensors.several import parts_of
@@ -24,7 +24,9 @@ class StatefulOptimizer(ServerOptimizer, Part):
     """One whose state outlives it."""
 
     def kept(self) -> Kept:
-        held = [Held.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)]
+        held = [
+            TensorState.of(self.state_of(position), parameter) for position, parameter in enumerate(self.parameters)
+        ]
         swapped = [self.swapped_of(position) for position in range(len(held))]
         used = {key for one in held for key in one.whole}
         tensors = {f"optimizer {key}": arena.memory for key, arena in self.state_arenas.items() if key in used}
@@ -129,13 +131,13 @@ class StatefulOptimizer(ServerOptimizer, Part):
 
     def carried(self, workers: int = 1) -> Carried:
         """The state as a worker's optimizer would hold it; a count that goes with that of so many `workers`, divided by it."""
-        held = [Held((), {})] * len(self._arena.layout.specs)
+        held = [TensorState((), {})] * len(self._arena.layout.specs)
         for position, (piece, parameter) in enumerate(zip(self._pieces, self.parameters, strict=True)):
             state = self.state_of(position)
             if self.swapped_of(position) == "exp_avg" and "step" in state:
                 state = {**state, "step": state["step"] / workers}
             for tensor in piece.tensors:
-                held[tensor] = Held.of(state, parameter).packed()
+                held[tensor] = TensorState.of(state, parameter).packed()
         return Carried(tuple(held))
 
     def copy_state(self, carried: Carried, arenas: Sequence[Arena], swapped: Arena | None = None) -> None:

@@ -83,7 +83,7 @@ class Held:
         """A file for what `worker` held after its contribution `number`; it is known once it is whole, without an error."""
         start = self._start(worker, number % 2 if place is None else place)
         os.pwrite(self.fd, NOTHING, start)
-        written = _Place(self.fd, start + HEAD.size)
+        written = _FilePiece(self.fd, start + HEAD.size)
         with io.BufferedWriter(written) as file:
             yield file
         os.pwrite(self.fd, HEAD.pack(number, written.nbytes), start)
@@ -158,7 +158,7 @@ class Held:
         os.close(self.fd)
 
 
-class _Place(io.RawIOBase):
+class _FilePiece(io.RawIOBase):
     """A piece of a file, from byte `start` on, that is written in one go."""
 
     def __init__(self, fd: int, start: int) -> None:

@@ -15,7 +15,7 @@ from plesio.transport.doorbell import Lookout
 from plesio.transport.island_group import HEAD, IslandGroup, RankLostError
 
 
-class Line:
+class SocketLine:
     """One end of a socket pair: messages of any length, each with its length before it."""
 
     def __init__(self, end: socket.socket, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ class HostGroup(IslandGroup):
     def __init__(self, ends: Sequence[socket.socket], rank: int, ranks: int, timeout_s: float, name: str) -> None:
         self.rank, self.ranks, self.name = rank, ranks, name
         self._timeout_s = timeout_s
-        self._lines = [Line(end, timeout_s) for end in ends]
+        self._lines = [SocketLine(end, timeout_s) for end in ends]
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         mine = torch.tensor(numbers, dtype=torch.float64)

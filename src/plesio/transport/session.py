@@ -24,7 +24,7 @@ from plesio.transport.limits import BEAT_S, UNACKNOWLEDGED_MAX
 from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
 
 
-class Kept(NamedTuple):
+class UnacknowledgedFrame(NamedTuple):
     """A frame that was sent and is not acknowledged."""
 
     kind: Kind
@@ -49,7 +49,7 @@ class Session:
         self.lock = threading.RLock()
         self.connection = wire
         """The connection of the moment."""
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[UnacknowledgedFrame] = deque()
         self._owed = False  # a payload, which is still to be read
 
     def fileno(self) -> int:
@@ -95,7 +95,7 @@ class Session:
                         f"{self.peer} has acknowledged none of the last {len(self._kept)} messages"
                     )
                 self.sent += 1
-                self._kept.append(Kept(kind, body, payload))
+                self._kept.append(UnacknowledgedFrame(kind, body, payload))
             self._put(kind, body, payload, self.sent)
 
     def _put(self, kind: Kind, body: bytes, payload: Sequence[memoryview], number: int) -> None:
