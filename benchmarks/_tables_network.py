@@ -1,6 +1,6 @@
 """Rows over TCP: one worker pulls them from the server and pushes gradients, against torch's RPC with nothing but TCP.
 
-The server's CPU seconds are those of all processes on its side, deputy and door among them, for 1e9 bytes of rows: of each
+The server's CPU seconds are those of all processes on its side, proxy and door among them, for 1e9 bytes of rows: of each
 distinct id of a step the key, the values and the gradient, once. `plesio serve` keeps a journal, with the checksum of all
 rows that stepped; torch's server keeps nothing.
 """

@@ -161,15 +161,15 @@ def agreement(on_one_host: bool, tensors: int = 100) -> float:
     store = rendezvous_store()
     ours, theirs = FORK.Pipe()
     ends = channel_pair() if on_one_host else (None, None)
-    mates = [
+    others = [
         FORK.Process(target=agrees, args=(theirs if not rank else None, store.port, end, rank, tensors))
         for rank, end in enumerate(ends)
     ]
-    for mate in mates:
-        mate.start()
+    for other in others:
+        other.start()
     took_ms: float = ours.recv()
-    for mate in mates:
-        mate.join(END_S)
+    for other in others:
+        other.join(END_S)
     return took_ms
 
 

@@ -76,7 +76,7 @@ DEATHS = [
     pytest.param(at, rank, marks=() if (at, rank) == ("backward", 1) else pytest.mark.slow)
     for at in ("start", "backward", "agreed", "answered")
     for rank in (0, 1)
-    if (at, rank) != ("answered", 1)  # only the captain is answered
+    if (at, rank) != ("answered", 1)  # only the leader is answered
 ]
 
 

@@ -136,7 +136,7 @@ def test_the_death_of_a_rank_is_one_death_and_a_successor_has_the_seat(tmp_path:
         run = head.run(ps.async_local_sgd(2), workers=2, timeout_s=60.0)
         codes = head.end()
     assert codes[:2] + codes[4:] == [0] * 4
-    assert codes[2:4] == [1, -9]  # the captain's collective failed
+    assert codes[2:4] == [1, -9]  # the leader's collective failed
     assert_one_death(run)
 
 

@@ -160,7 +160,7 @@ def test_a_worker_that_dies_between_sending_and_taking_loses_only_what_it_did_si
 
 @pytest.mark.thorough
 def test_an_answer_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
-    """The server is stopped while the worker computes; its deputy still beats."""
+    """The server is stopped while the worker computes; its proxy still beats."""
     with remote.head() as head:
         head.fork(functools.partial(visiting, into=tmp_path, epochs=1000))
 

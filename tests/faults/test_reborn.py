@@ -398,7 +398,7 @@ FAR = ps.phases(ps.sync_sgd(), (20, ps.local_sgd(2)), (35, ps.async_sgd()))
     ids=lambda one: one.name,
 )
 def test_workers_of_other_hosts_do_not_notice(strategy: Strategy, tmp_path: Path) -> None:
-    """They have deputies, which drop what is said twice."""
+    """They have proxies, which drop what is said twice."""
     train = partial(chancy, epochs=2 * EPOCHS)
     with remote.head(rejoin_s=30.0) as head:
         for rank in range(2):

@@ -102,7 +102,7 @@ def dying(worker: ps.Worker, at: str, rank: int, how: str = "kill") -> None:
 
 
 def _end_within(worker: ps.Worker, at: str, end: Callable[[], None]) -> None:
-    """End between the ranks' agreement and the captain's message, or between the answer and when the others hear of it."""
+    """End between the ranks' agreement and the leader's message, or between the answer and when the others hear of it."""
     bell: Any = worker._exchange.doorbell  # type: ignore[union-attr]
     if at == "agreed":
         agreed = bell._agreed

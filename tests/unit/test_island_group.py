@@ -16,7 +16,7 @@ from plesio.transport.island_group import IslandGroup, broke, late
 
 
 def test_a_total_of_nothing_waits_for_all_ranks() -> None:
-    """Ranks bring what training begins with, and then the captain says that it is there."""
+    """Ranks bring what training begins with, and then the leader says that it is there."""
     store, came = rendezvous_store(), threading.Event()
 
     def late() -> None:
@@ -59,22 +59,22 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_ranks_of_one_host_agree_by_lines_between_them(ends: tuple[socket.socket, socket.socket]) -> None:
-    captain, mate = (HostGroup([end], rank, 2, 20.0, "an island") for rank, end in enumerate(ends))
+    leader, second = (HostGroup([end], rank, 2, 20.0, "an island") for rank, end in enumerate(ends))
     heard: list[object] = []
 
     def other() -> None:
-        heard.extend([mate.total([2.0, 3.0]), mate.rows([5]), mate.total([]), mate.told(lambda: b"")])
+        heard.extend([second.total([2.0, 3.0]), second.rows([5]), second.total([]), second.told(lambda: b"")])
         with pytest.raises(PlesioError, match="the run is over"):
-            mate.told(lambda: b"")
+            second.told(lambda: b"")
 
     def refuses() -> bytes:
         raise PlesioError("the run is over")
 
     thread = threading.Thread(target=other)
     thread.start()
-    said = [captain.total([1.0, 0.5]), captain.rows([4]), captain.total([]), captain.told(lambda: b"x" * 100_000)]
+    said = [leader.total([1.0, 0.5]), leader.rows([4]), leader.total([]), leader.told(lambda: b"x" * 100_000)]
     with pytest.raises(PlesioError, match="the run is over"):
-        captain.told(refuses)
+        leader.told(refuses)
     thread.join()
     assert said == heard == [[3.0, 3.5], [[4], [5]], [], b"x" * 100_000]
 
@@ -82,12 +82,12 @@ def test_ranks_of_one_host_agree_by_lines_between_them(ends: tuple[socket.socket
 def test_a_rank_of_the_host_that_does_not_come_is_told_of_and_one_that_ended_is_known(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    captain = HostGroup(ends[:1], 0, 2, 0.1, "an island")
+    leader = HostGroup(ends[:1], 0, 2, 0.1, "an island")
     words = r"an island, rank 0 of 2: the other ranks did not come to an exchange within 0\.1 s"
     with pytest.raises(DeadlineError, match=words):
-        captain.total([1.0])
+        leader.total([1.0])
     ends[1].close()
     with pytest.raises(RuntimeError) as ended:
-        captain.total([1.0])
+        leader.total([1.0])
     assert broke(ended.value)
     assert not late(ended.value)

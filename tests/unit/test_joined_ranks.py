@@ -1,4 +1,4 @@
-"""What the ranks of an island that joined are told by their environment, and what a mate may say to its deputy."""
+"""What the ranks of an island that joined are told by their environment, and what one of them may say to its proxy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import plesio as ps
 from plesio.host.memory import SharedBlock
 from plesio.launch.local.islands import Ties
-from plesio.launch.local.mate import MateDeputy
+from plesio.launch.local.rank_proxy import RankProxy
 from plesio.launch.remote.ranks import Ranks
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
@@ -69,32 +69,32 @@ def test_an_island_that_nothing_tells_where_its_run_is_is_refused(monkeypatch: p
 
 
 class Between:
-    """A mate's deputy in a thread, and all ends of its lines. It is of worker 1, whose slot is the second."""
+    """The proxy of a rank in a thread, and all ends of its lines. It is of worker 1, whose slot is the second."""
 
     def __init__(self) -> None:
         lines, (near, far) = [channel_pair(), channel_pair()], socket.socketpair()
-        self.launcher: Channel[Any] = Channel(lines[0][0], remote.FromDeputy, "the deputy")
-        self.captain = Ties(0, [lines[1][0].detach()])
+        self.launcher: Channel[Any] = Channel(lines[0][0], remote.FromProxy, "the proxy")
+        self.leader = Ties(0, [lines[1][0].detach()])
         self.far = Session(SocketWire(far, "the head"), "the head")
         job: Any = SimpleNamespace(config=SimpleNamespace(seats=WORKERS, strategy=ps.local_sgd(2)))
         self._session = Session(SocketWire(near, "far"), "far")
-        to_launcher: Channel[Any] = Channel(lines[0][1], remote.ToDeputy, "the launcher")
+        to_launcher: Channel[Any] = Channel(lines[0][1], remote.ToProxy, "the launcher")
         self.ring = SharedBlock.create(BUFFERS * LAYOUT.nbytes, "a ring")
         self.slots = SharedBlock.create(WORKERS * LAYOUT.nbytes, "slots")
-        self._deputy = MateDeputy(job, 1, to_launcher, [lines[1][1].detach()], self._session)
+        self._proxy = RankProxy(job, 1, to_launcher, [lines[1][1].detach()], self._session)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         board = os.dup(self.ring.fd)
         model = Described(SPECS, ())
-        self.captain.hand(messages.Hello(1, model, (), b""))
-        self.captain.hand(messages.Welcome(BUFFERS, first=True), [self.ring.fd, self.slots.fd, board])
+        self.leader.hand(messages.Hello(1, model, (), b""))
+        self.leader.hand(messages.Welcome(BUFFERS, first=True), [self.ring.fd, self.slots.fd, board])
         os.close(board)
         assert self.came().kind is Kind.CHANNEL
 
     def _run(self) -> None:
         try:
-            self._deputy.run()
+            self._proxy.run()
         except BaseException as error:
             self.error = error
 
@@ -117,7 +117,7 @@ class Between:
         self.far.close()
         self._thread.join(10.0)
         self._session.close()
-        for one in (*self.captain.channels, self._deputy._tie, self._deputy._launcher):
+        for one in (*self.leader.channels, self._proxy._tie, self._proxy._launcher):
             one.close()
         self.ring.close()
         self.slots.close()
@@ -148,7 +148,7 @@ def test_a_mate_moves_its_own_part_and_nothing_else(between: Between) -> None:
 
 def test_what_training_begins_with_is_not_overwritten_later(between: Between) -> None:
     between.says(Kind.CHANNEL, remote.Holds(LOWER_HALF))
-    between.captain.hand(messages.Ready())
+    between.leader.hand(messages.Ready())
     for _ in range(100):  # until it has heard that
         between.says(Kind.TENSORS, remote.Put(slot=False), bytes(20))
         between.far.receive(0.1)
@@ -163,7 +163,7 @@ HOLDS = Kind.CHANNEL, remote.Holds(LOWER_HALF), b""
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ([(Kind.TENSORS, remote.Put(), bytes(16))], "said nothing of what it holds"),
+        ([(Kind.TENSORS, remote.Put(), bytes(16))], "it said Put out of turn"),
         ([(Kind.CHANNEL, remote.Holds((Region((3, 0), (2, 2)), LOWER_HALF[1])), b"")], "no part of its worker's model"),
         (
             [(Kind.CHANNEL, remote.Holds((Region((-1, 0), (2, 2)), LOWER_HALF[1])), b"")],
@@ -171,13 +171,13 @@ HOLDS = Kind.CHANNEL, remote.Holds(LOWER_HALF), b""
         ),
         ([(Kind.CHANNEL, remote.Holds(LOWER_HALF[:1]), b"")], "no part of its worker's model"),
         ([HOLDS, HOLDS], "no part of its worker's model"),
-        ([HOLDS, (Kind.TENSORS, remote.Put(), bytes(20))], "it put 20 bytes; 16 were expected"),
-        ([HOLDS, (Kind.TENSORS, remote.Put(slot=False, copy=BUFFERS), bytes(20))], "copy 3 .* out of turn"),
-        ([HOLDS, (Kind.PULL, remote.Get(-1, all=False), b"")], "asked for buffer -1 of 3"),
+        ([HOLDS, (Kind.TENSORS, remote.Put(), bytes(20))], "it sent 20 bytes with Put; 16 were expected"),
+        ([HOLDS, (Kind.TENSORS, remote.Put(slot=False, copy=BUFFERS), bytes(20))], "Put out of turn"),
+        ([HOLDS, (Kind.PULL, remote.Get(-1, all=False), b"")], "Get out of turn"),
         ([(Kind.DOORBELL, messages.Farewell(), b"")], "a frame of kind DOORBELL, which it may not"),
     ],
 )
-def test_what_a_mate_may_not_say_ends_its_deputy(between: Between, said: list[Any], why: str) -> None:
+def test_what_a_mate_may_not_say_ends_its_proxy(between: Between, said: list[Any], why: str) -> None:
     for one in said:
         between.says(*one)
     error = between.ended()

@@ -126,7 +126,7 @@ def test_another_setting_of_the_same_strategy_is_named() -> None:
     [
         (4, {"ranks": 2}, "is a worker of 2 processes; each of the run is to have ranks=4"),
         (1, {"ranks": 1000}, "is a worker of 1000 processes; each of the run may have up to 240"),
-        (1, {"ranks": 2, "place": 1, "captain": bytes(16)}, "its rank 0 is not here any more"),
+        (1, {"ranks": 2, "place": 1, "leader": bytes(16)}, "its rank 0 is not here any more"),
     ],
 )
 def test_ranks_that_the_run_does_not_have_are_refused(ranks: int, told: dict[str, Any], why: str) -> None:
@@ -139,12 +139,12 @@ def test_ranks_that_the_run_does_not_have_are_refused(ranks: int, told: dict[str
 def test_a_rank_takes_its_tie_along() -> None:
     """Here it is closed, or the launcher would run out of descriptors."""
     answers: list[Any] = []
-    seats, captain = seats_of(answers, strategy="local_sgd", ranks=2), newcomer(answers)
-    seats.knocked(captain, remote.Knock("node7:42", __version__, ranks=2))
-    tie = captain.ties[1]
+    seats, leader = seats_of(answers, strategy="local_sgd", ranks=2), newcomer(answers)
+    seats.knocked(leader, remote.Knock("node7:42", __version__, ranks=2))
+    tie = leader.ties[1]
     os.fstat(tie)
     ticket = answers[-1].seated.ticket
-    seats.knocked(newcomer(answers), remote.Knock("node7:43", __version__, ranks=2, place=1, captain=ticket))
+    seats.knocked(newcomer(answers), remote.Knock("node7:43", __version__, ranks=2, place=1, leader=ticket))
     assert answers[-1].seated.worker == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(tie)

@@ -53,13 +53,13 @@ def meet(
     near, far = tcp_pair()
     got: list[SocketWire | BaseException] = []
 
-    def deputy() -> None:
+    def proxy() -> None:
         try:
             got.append(accept(far, token, head))
         except BaseException as error:
             got.append(error)
 
-    thread = threading.Thread(target=deputy)
+    thread = threading.Thread(target=proxy)
     thread.start()
     try:
         mine: socket.socket | BaseException = worker(near)

@@ -261,11 +261,11 @@ class Participation(ABC):
             return OwnStepExchange(self.state, given.optimizer, mean, *to_server, place.wanted, place.keeps)
         if strategy.every.among_ranks:
             assert shards is not None, "its processes are a group"
-            captain = self.island.rank == 0
-            replicated = shards_for(strategy)(*own, place.slot, shards, captain)
+            leader = self.island.rank == 0
+            replicated = shards_for(strategy)(*own, place.slot, shards, leader)
             if isinstance(bell, IslandBell):
                 bell.tensors = len(tensors)
-            return AllReduceExchange(self.state, given.optimizer, replicated, *to_server, captain, given.model)
+            return AllReduceExchange(self.state, given.optimizer, replicated, *to_server, leader, given.model)
         if shards is not None:
             ranked = shards_for(strategy)(*own, place.slot, shards, self.island.rank == 0)
             if isinstance(bell, IslandBell):
@@ -296,7 +296,7 @@ class Participation(ABC):
 
     @property
     def patience_s(self) -> float:
-        """How long a rank of an island waits for the others: longer than the captain for the server."""
+        """How long a rank of an island waits for the others: longer than the leader for the server."""
         return self._timeout_s + ANSWER_S
 
     @property
@@ -335,7 +335,7 @@ class Participation(ABC):
                 request = replace(request, unused=0, ahead=False)  # what it was leased is leased to others
 
     def _lease(self, request: LeaseRequest) -> LeaseReply:
-        """One lease for all ranks of an island: the captain asks."""
+        """One lease for all ranks of an island: the leader asks."""
         group = self.island.group
         if group is None:
             return self._leased(request)

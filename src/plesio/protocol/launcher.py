@@ -165,7 +165,7 @@ class StopRequest(msgspec.Struct, tag=True, frozen=True):
 
 class Returned(msgspec.Struct, tag=True, frozen=True):
     """A worker that the launcher started, before it leaves: what its training function returned, pickled. It is in no union of
-    what others may say: a deputy passes on whatever its worker on another host says."""
+    what others may say: a proxy passes on whatever its worker on another host says."""
 
     value: bytes
 

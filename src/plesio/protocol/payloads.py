@@ -13,7 +13,7 @@
 Of what is trained, a Contribution and a GoOn have the part of the model that they name. Rows of tables:
 `plesio.transport.row_payloads`.
 
-A rank of an island sends and takes its own part of these tensors. Of buffers that go with a Contribution the captain sends all:
+A rank of an island sends and takes its own part of these tensors. Of buffers that go with a Contribution the leader sends all:
 other ranks have seen other data.
 
 An answer to a cancelled step comes unasked: with tensors, both sides might send and neither read.
@@ -85,12 +85,12 @@ class PartPayloads(Payloads):
     [(16, 32)]
     """
 
-    def __init__(self, layout: Layout, strategy: Strategy, part: Sequence[Region], captain: bool = False) -> None:
+    def __init__(self, layout: Layout, strategy: Strategy, part: Sequence[Region], leader: bool = False) -> None:
         super().__init__(layout, strategy)
         self._part = part
         self.moving, self.everything = self._of(*MOVING), self._of(*Kind)
         self.sent = self._of(Kind.TRAINED)
-        if captain:
+        if leader:
             self.sent = [*self.sent, *layout.stretches((Kind.BUFFER,))]
 
     def spans(self, message: Contribution | Beginning | GoOn) -> Spans:
@@ -114,10 +114,10 @@ class PartPayloads(Payloads):
         return found
 
 
-def payloads_of(hello: Hello, strategy: Strategy, captain: bool = True) -> Payloads:
+def payloads_of(hello: Hello, strategy: Strategy, leader: bool = True) -> Payloads:
     """Of who says this."""
     layout = Layout(hello.model.specs)
-    return PartPayloads(layout, strategy, hello.part, captain) if hello.part else Payloads(layout, strategy)
+    return PartPayloads(layout, strategy, hello.part, leader) if hello.part else Payloads(layout, strategy)
 
 
 def copies(hello: Hello) -> int:

@@ -6,11 +6,11 @@
 | Resume        | first on a connection that takes a lost one's place | Resumed, or Refused               |
 | Parted        | last, once all that it said has come               | nothing                           |
 
-In between it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its deputy passes
+In between it says what any worker says (`plesio.protocol.worker`, `plesio.protocol.launcher`). Between hosts its proxy passes
 that on, or, where it may not come then, says Refused and hangs up.
 
-A worker may be several processes (an island). The first of them, the captain, knocks as any worker does, and the others show its
-ticket. Each has a deputy of its own, which has the run's memory; those of the others take Holds, Put and Get.
+A worker may be several processes (an island). The first of them, the leader, knocks as any worker does, and the others show its
+ticket. Each has a proxy of its own, which has the run's memory; those of the others take Holds, Put and Get.
 
 A table server knocks the same way. Then it says what is in `plesio.protocol.table_server`, until it is told Parted: the run is
 over.
@@ -25,7 +25,7 @@ import msgspec
 from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
 from plesio.tensors.region import Region
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
@@ -56,7 +56,7 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
 
     `who`: its host and process, for messages; `plesio`, `protocol`: its versions; `rank`: the seat it would like, or -1;
     `strategy` (its name, and what `as_data` gives), `options`: what the run has to be like, as far as the worker was told;
-    `holds_rows`: it is a table server; `ranks`: so many processes are this worker, of which it is the `place`-th; `captain`: the
+    `holds_rows`: it is a table server; `ranks`: so many processes are this worker, of which it is the `place`-th; `leader`: the
     ticket of the first of them, if it is another.
     """
 
@@ -69,7 +69,7 @@ class Knock(msgspec.Struct, tag=True, frozen=True):
     holds_rows: bool = False
     ranks: int = 1
     place: int = 0
-    captain: bytes = b""
+    leader: bytes = b""
 
 
 class Resume(msgspec.Struct, tag=True, frozen=True):
@@ -79,7 +79,7 @@ class Resume(msgspec.Struct, tag=True, frozen=True):
 
 
 class Parted(msgspec.Struct, tag=True, frozen=True):
-    """A worker, or a table server's deputy and the launcher to it: nothing follows, and nobody need wait for me."""
+    """A worker, or a table server's proxy and the launcher to it: nothing follows, and nobody need wait for me."""
 
 
 class Seated(msgspec.Struct, tag=True, frozen=True):
@@ -92,7 +92,7 @@ class Seated(msgspec.Struct, tag=True, frozen=True):
 
 
 class Holds(msgspec.Struct, tag=True, frozen=True):
-    """A rank of an island to its deputy: the part that is its own of each tensor."""
+    """A rank of an island to its proxy: the part that is its own of each tensor."""
 
     part: tuple[Region, ...]
 
@@ -111,15 +111,19 @@ class Get(msgspec.Struct, tag=True, frozen=True):
     all: bool
 
 
+class Pull(msgspec.Struct, tag=True, frozen=True):
+    """A worker to its proxy: what moves of the version that the last answer named, which came unasked and without."""
+
+
 class Resumed(msgspec.Struct, tag=True, frozen=True):
-    """A deputy on a new connection: so many frames of the old one came."""
+    """A proxy on a new connection: so many frames of the old one came."""
 
     received: int
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """No seat (any more), and why; `kind` is the name of an error class. `for_now`: perhaps only until the head notices that
-    somebody has left. A deputy tells the launcher, too."""
+    somebody has left. A proxy tells the launcher, too."""
 
     kind: str
     why: str
@@ -129,28 +133,28 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 FromNewcomer = Knock | Resume | Parted
 ToNewcomer = Seated | Resumed | Refused | Parted
 ToLauncher = Logged | Visited | StopRequest | Finished | Failed
-"""What a worker says to the launcher, perhaps by its deputy."""
+"""What a worker says to the launcher, perhaps by its proxy."""
 
 
 # Between the launcher and its own processes
 
 
 class Away(msgspec.Struct, tag=True, frozen=True):
-    """A deputy to the launcher: the worker's connection is lost, or (not `is_away`) there is one again."""
+    """A proxy to the launcher: the worker's connection is lost, or (not `is_away`) there is one again."""
 
     is_away: bool
 
 
 class Seat(msgspec.Struct, tag=True, frozen=True):
-    """The launcher to a deputy, with descriptors of the worker's line (server, push, answer), or a table server's: this is your
+    """The launcher to a proxy, with descriptors of the worker's line (server, push, answer), or a table server's: this is your
     seat."""
 
     seated: Seated
 
 
 class Reconnected(msgspec.Struct, tag=True, frozen=True):
-    """The launcher to a deputy, with a descriptor: your worker, on a new connection."""
+    """The launcher to a proxy, with a descriptor: your worker, on a new connection."""
 
 
-FromDeputy = Knock | Away | Refused | Logged | Visited | StopRequest | Finished | Failed
-ToDeputy = Seat | Refused | Reconnected | Parted
+FromProxy = Knock | Away | Refused | Logged | Visited | StopRequest | Finished | Failed
+ToProxy = Seat | Refused | Reconnected | Parted

@@ -10,11 +10,11 @@
 | Vacated       | forgets what a reader was served: another process sits there          |
 | Ask           | calls a method of its `RowTables`; says Answered                      |
 
-One on another host has a deputy beside the server, which tells it the same over a connection, with the keys and gradients that
+One on another host has a proxy beside the server, which tells it the same over a connection, with the keys and gradients that
 belong to it. It answers a Lay with Served and the values. A file of rows travels as Pieces, before its Ask or Answered.
-The deputy reads and writes the files of checkpoints:
+The proxy reads and writes the files of checkpoints:
 
-| the deputy is asked    | it asks                | and                                        |
+| the proxy is asked     | it asks                | and                                        |
 | ---------------------- | ---------------------- | ------------------------------------------ |
 | restore                | begin_from(clock)      | sends the rows of that server's keys       |
 | write                  | hand_over(since)       | writes the rows that come                  |
@@ -22,7 +22,7 @@ The deputy reads and writes the files of checkpoints:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,6 +30,8 @@ from plesio.core.events import Fold, FoldRows, Hold
 from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
+
+PIECE_BYTES_MAX = 64 << 20
 
 
 class Bells(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -88,7 +90,9 @@ class Stands(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Piece(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Between hosts: some bytes of a file come with it, at most `PIECE_BYTES_MAX`."""
+    """Between hosts: so many bytes of a file come with it."""
+
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=PIECE_BYTES_MAX)]
 
 
 class Served(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -104,4 +108,3 @@ RETURNS: dict[str, Any] = {
     **dict.fromkeys(("begin_anew", "hand_over", "summaries")),
 }
 """What may be asked between hosts, and what that returns; `hand_over` a file."""
-PIECE_BYTES_MAX = 64 << 20

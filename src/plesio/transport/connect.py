@@ -1,4 +1,4 @@
-"""How a worker reaches its run: past the door, to a deputy; or to the head itself, if that is on the same host."""
+"""How a worker reaches its run: past the door, to a proxy; or to the head itself, if that is on the same host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEER = struct.Struct("3i")
 
 
 def connect(host: str, port: int, token: str, credentials: Credentials | None, ticket: bytes) -> Wire:
-    """A connection with a deputy; both sides have proved themselves.
+    """A connection with a proxy; both sides have proved themselves.
 
     Args:
         ticket: what a worker that lost its connection was given when it got its seat; zeros for a newcomer.
@@ -43,7 +43,7 @@ def connect(host: str, port: int, token: str, credentials: Credentials | None, t
 
 
 def accept(connection: socket.socket, token: str, credentials: Credentials | None) -> Wire:
-    """The deputy's side of `connect`, for a connection that the door let in.
+    """The proxy's side of `connect`, for a connection that the door let in.
 
     Raises:
         ProofError, OSError: as there.

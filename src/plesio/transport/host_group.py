@@ -1,4 +1,4 @@
-"""What the ranks of an island on one host agree by: socket pairs between the captain and each of the others.
+"""What the ranks of an island on one host agree by: socket pairs between the leader and each of the others.
 
 All that they say to each other fits into a few hundred bytes, for which a socket pair is several times faster than gloo.
 """
@@ -51,7 +51,7 @@ class SocketLine:
 
 
 class HostGroup(IslandGroup):
-    """`ends`: the captain's to each of the others, in order, or another rank's to the captain."""
+    """`ends`: the leader's to each of the others, in order, or another rank's to the leader."""
 
     def __init__(self, ends: Sequence[socket.socket], rank: int, ranks: int, timeout_s: float, name: str) -> None:
         self.rank, self.ranks, self.name = rank, ranks, name
@@ -69,7 +69,7 @@ class HostGroup(IslandGroup):
         """This tensor of each rank, in order."""
         sent = mine.numpy().tobytes()
         try:
-            if self.is_captain:
+            if self.is_leader:
                 together = sent + b"".join([line.receive() for line in self._lines])
                 for line in self._lines:
                     line.send(together)
@@ -84,7 +84,7 @@ class HostGroup(IslandGroup):
 
     def _broadcast(self, message: bytes) -> bytes:
         try:
-            if not self.is_captain:
+            if not self.is_leader:
                 return self._lines[0].receive()
             for line in self._lines:
                 line.send(message)

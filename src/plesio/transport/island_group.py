@@ -1,7 +1,7 @@
-"""What the ranks of one island agree by: a few numbers that they add up, and what the first of them, the captain, tells the rest.
+"""What the ranks of one island agree by: a few numbers that they add up, and what the first of them, the leader, tells the rest.
 
 Each call is one or two operations of gloo, and all ranks make the same calls in the same order. So an answer is also a barrier:
-when the captain has a total, every rank has done what came before.
+when the leader has a total, every rank has done what came before.
 
 When a rank ends, gloo raises a RuntimeError in those that wait for it (`broke`). Why it ended is told elsewhere.
 """
@@ -62,7 +62,7 @@ class IslandGroup:
             ) from error
 
     @property
-    def is_captain(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == 0
 
     def total(self, numbers: Sequence[float]) -> list[float]:
@@ -81,10 +81,10 @@ class IslandGroup:
         return [one.tolist() for one in every]
 
     def told(self, call: Callable[[], bytes]) -> bytes:
-        """What `call` returns at the captain, which alone calls it; a `PlesioError` that it raises is raised in every rank."""
+        """What `call` returns at the leader, which alone calls it; a `PlesioError` that it raises is raised in every rank."""
         raised: PlesioError | None = None
         message = b""
-        if self.is_captain:
+        if self.is_leader:
             try:
                 message = msgspec.msgpack.encode(_Told(call()))
             except PlesioError as error:
@@ -120,7 +120,7 @@ class IslandGroup:
         if size <= AT_ONCE:
             return data[:size]
         rest = torch.zeros(size - AT_ONCE, dtype=torch.uint8)
-        if self.is_captain:
+        if self.is_leader:
             rest.copy_(torch.frombuffer(bytearray(message[AT_ONCE:]), dtype=torch.uint8))
         self._wait(self._gloo.broadcast(rest, 0), "what the first one tells")
         return data + rest.numpy().tobytes()

@@ -24,7 +24,7 @@ BACKLOG = 1024
 CONNECT_S = 10.0
 """How long a worker waits for the connection and for its turn at the door: longer than that queue takes."""
 HANDSHAKE_S = 5.0
-"""How long TLS's handshake with the proof inside it may take, and the first message: it has passed the door, and a deputy waits
+"""How long TLS's handshake with the proof inside it may take, and the first message: it has passed the door, and a proxy waits
 for nobody else."""
 PARTING_S = 0.5
 """How long one that is refused has to read why. A connection that is closed while its bytes come would forget it."""

@@ -3,9 +3,9 @@
     worker                                      door
            <-- 32 random bytes (nonce)
            --> ticket (16 bytes), HMAC(token, label, nonce, ticket)
-           <-- 1: go on; 0: a wrong token             then the connection goes to a deputy
+           <-- 1: go on; 0: a wrong token             then the connection goes to a proxy
            ... TLS's handshake, unless this is plain text ...
-           --> "plesio channel 1", 32 random bytes   deputy
+           --> "plesio channel 1", 32 random bytes   proxy
            <-- 32 random bytes, HMAC(token, label, both certificates, both nonces)
            --> HMAC(token, another label, the same)
 

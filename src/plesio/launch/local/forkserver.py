@@ -26,7 +26,7 @@ PRELOAD = (  # the modules that the processes of a run need
     "plesio.launch.local.evaluator_process",
     "plesio.launch.local.worker_process",
     "plesio.launch.local.door",
-    "plesio.launch.local.deputy",
+    "plesio.launch.local.proxy_process",
     "plesio.launch.local.table_server",
 )
 START_S = 120.0  # how long it may take to load a job, or to start a process

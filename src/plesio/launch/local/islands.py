@@ -1,11 +1,11 @@
 """The ranks of a worker that is several processes of this host: how they meet, and what they share.
 
     launcher --engine's line--> every rank
-    server   <--channel, push, answer--> rank 0, the captain
-    captain  --a channel--> each of the others, its mates: where they meet, and what the server handed it (descriptors)
+    server   <--channel, push, answer--> rank 0, the leader
+    leader   --a channel--> each of the others: where they meet, and what the server handed it (descriptors)
 
-Only the captain is known to the server. The launcher sees all ranks: when one dies it ends the others, the server sees the end of
-the captain's lines, and the worker has died. Ranks on another host than the server are here by their deputies, one each.
+Only the leader is known to the server. The launcher sees all ranks: when one dies it ends the others, the server sees the end of
+the leader's lines, and the worker has died. Ranks on another host than the server are here by their proxies, one each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOPBACK_INTERFACE = "lo"
 
 
 class Meet(msgspec.Struct, tag=True, frozen=True):
-    """The captain to a mate: the store by which ranks find each other is at this port. With the mate's end of a line between
+    """The leader to another rank: the store by which ranks find each other is at this port. With its end of a line between
     them."""
 
     port: int
@@ -45,7 +45,7 @@ Reply = tuple[Any, list[int]]
 
 
 class Ties:
-    """What rank `rank` of an island is tied to the others by: the captain's channels to its mates, or a mate's to its captain."""
+    """What rank `rank` of an island is tied to the others by: the leader's channels to the others, or its own to the leader."""
 
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
@@ -58,17 +58,17 @@ class Ties:
 
     @property
     def ranks(self) -> int:
-        """How many there are, as the captain counts them."""
+        """How many there are, as the leader counts them."""
         return 1 + len(self.channels)
 
     def hand(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """The captain hands this to its mates. That one is gone the launcher tells."""
-        for mate in self.channels:
+        """The leader hands this to the others. That one is gone the launcher tells."""
+        for one in self.channels:
             with suppress(ChannelClosedError):
-                mate.send(message, descriptors)
+                one.send(message, descriptors)
 
     def heard(self, hear: Callable[[], Reply], timeout_s: float, waiting_for: str) -> Reply:
-        """What the captain hears from the server, in every rank."""
+        """What the leader hears from the server, in every rank."""
         if self.rank:
             return self.channels[0].receive(timeout_s, waiting_for)
         message, descriptors = hear()
@@ -79,11 +79,11 @@ class Ties:
         """The store by which these ranks find each other: a new one for each incarnation of the island."""
         if self.rank == 0:
             store = rendezvous_store()
-            for mate in self.channels:
+            for one in self.channels:
                 ours, theirs = channel_pair()
                 self.lines.append(ours)
                 with theirs, suppress(ChannelClosedError):  # the launcher tells that it is gone
-                    mate.send(Meet(store.port), [theirs.fileno()])
+                    one.send(Meet(store.port), [theirs.fileno()])
             return store
         meet, (end,) = self.channels[0].receive(timeout_s, "the first rank")
         self.lines.append(socket.socket(fileno=end))

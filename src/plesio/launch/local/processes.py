@@ -23,7 +23,7 @@ from plesio.launch.local.unpicklable import culprit
 from plesio.protocol import launcher, remote
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 
-SERVER, EVALUATOR, WORKER, DOOR, DEPUTY, TABLE_SERVER = PRELOAD
+SERVER, EVALUATOR, WORKER, DOOR, PROXY, TABLE_SERVER = PRELOAD
 
 EVALUATOR_TITLE = "the evaluator"
 TABLE_SERVER_TITLE = "table server "
@@ -44,7 +44,7 @@ class Process:
     began_s: float | None = None  # when its worker began to train, in the run's time
     replaced: bool = False  # whether another has its seat by now
     leaving: bool = False  # whether it is told to end, the run having fewer workers from now on
-    ties: dict[int, int] = field(default_factory=dict)  # a captain's to ranks that are to come, until they do
+    ties: dict[int, int] = field(default_factory=dict)  # a leader's to ranks that are to come, until they do
 
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
@@ -168,19 +168,19 @@ class Processes:
         with contextlib.ExitStack() as ours:
             pairs = [channel_pair() for _ in range(ranks - 1)]
             ties = [[ours.enter_context(end).fileno() for end in pair] for pair in pairs]
-            given = [[*ends, *(captains for captains, _ in ties)], *([mates] for _, mates in ties)]
+            given = [[*ends, *(own for own, _ in ties)], *([other] for _, other in ties)]
             for rank, theirs in enumerate(given):
                 order = Spawn(WORKER, named(worker, rank, ranks), (worker, self.server.pid, rank))
                 self._spawn(order, theirs, launcher.FromWorker, worker).rank = rank
         return self.island(worker)
 
-    def deputy(self, connection: int, address: str) -> Process:
-        """Start a deputy for a worker or a table server of another host, which is at the other end of `connection`."""
-        return self._spawn(Spawn(DEPUTY, f"somebody at {address}", ()), [connection], remote.FromDeputy)
+    def proxy(self, connection: int, address: str) -> Process:
+        """Start a proxy for a worker or a table server of another host, which is at the other end of `connection`."""
+        return self._spawn(Spawn(PROXY, f"somebody at {address}", ()), [connection], remote.FromProxy)
 
     def met(self, connection: int, address: str) -> Process:
         """A worker of this host, which somebody else started."""
-        channel: Channel[object] = Channel.attach(connection, remote.FromDeputy, f"a worker at {address}")
+        channel: Channel[object] = Channel.attach(connection, remote.FromProxy, f"a worker at {address}")
         self.all.append(Process(channel.peer, 0, channel, ours=False))
         return self.all[-1]
 

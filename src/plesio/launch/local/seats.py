@@ -2,7 +2,7 @@
 
 Those that somebody else starts knock, and are given a seat or told why not:
 
-    door --a connection that proved itself--> launcher --spawns--> deputy --Knock--> launcher --Seat, line--> deputy
+    door --a connection that proved itself--> launcher --spawns--> proxy --Knock--> launcher --Seat, line--> proxy
                                                        (a worker of this host knocks by itself, and is given the line)
 
 Of a worker that is several processes the first has the seat; the others are given their ends of what ties them to it.
@@ -76,7 +76,7 @@ class Seats:
         elif arrival.local:
             self._watch(self._processes.met(descriptors[0], arrival.address))
         else:
-            self._watch(self._processes.deputy(descriptors[0], arrival.address))
+            self._watch(self._processes.proxy(descriptors[0], arrival.address))
             close_quietly(*descriptors)
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
@@ -84,8 +84,8 @@ class Seats:
         if knock.holds_rows:
             self._table_server_knocked(process, knock)
             return
-        if knock.captain:
-            self._mate_knocked(process, knock)
+        if knock.leader:
+            self._rank_knocked(process, knock)
             return
         why, for_now = self._unlike(knock), False
         worker = self._free(knock.rank) if not why else None
@@ -100,19 +100,19 @@ class Seats:
             process.channel.send(remote.Refused("ConfigurationError", why, for_now))
             log.info("%s was refused: %s", knock.who, cut(why))
 
-    def _mate_knocked(self, process: Process, knock: remote.Knock) -> None:
+    def _rank_knocked(self, process: Process, knock: remote.Knock) -> None:
         """Tie it to the first rank of its island, which has the seat."""
-        captain = self._tickets.get(knock.captain)
+        leader = self._tickets.get(knock.leader)
         with suppress(ChannelClosedError):  # it has gone
-            if captain is None or captain.gone or captain.replaced or knock.place not in captain.ties:
+            if leader is None or leader.gone or leader.replaced or knock.place not in leader.ties:
                 why = f"{knock.who}: rank {knock.place} comes too late, twice, or its rank 0 is not here any more"
                 process.channel.send(remote.Refused("ConfigurationError", why))
                 log.info("refused: %s", cut(why))
                 return
-            assert captain.worker is not None, "it has a ticket"
-            process.worker, process.rank = captain.worker, knock.place
+            assert leader.worker is not None, "it has a ticket"
+            process.worker, process.rank = leader.worker, knock.place
             process.title = named(process.worker, process.rank, knock.ranks)
-            tie = captain.ties.pop(knock.place)
+            tie = leader.ties.pop(knock.place)
             seated = self._seated(process, process.worker, self._incarnations[process.worker])
             process.channel.send(remote.Seat(seated), [tie])
             close_quietly(tie)
@@ -161,11 +161,11 @@ class Seats:
         process.worker, process.title = worker, named(worker, 0, knock.ranks)
         seated = self._seated(process, worker, self._incarnations[worker])
         with ExitStack() as ours:
-            own_ends = self._open(worker, ours, away=process.ours)  # a deputy is
+            own_ends = self._open(worker, ours, away=process.ours)  # a proxy is
             for rank in range(1, knock.ranks):
-                captains, mates = channel_pair()
-                own_ends.append(ours.enter_context(captains).fileno())
-                process.ties[rank] = mates.detach()
+                own, other = channel_pair()
+                own_ends.append(ours.enter_context(own).fileno())
+                process.ties[rank] = other.detach()
             process.channel.send(remote.Seat(seated), own_ends)
 
     def _seated(self, process: Process, number: int, incarnation: int) -> remote.Seated:
@@ -267,7 +267,7 @@ class Seats:
         return worker not in self.finished and (holder is None or holder.gone or worker in self._away)
 
     def away(self, process: Process, is_away: bool) -> None:
-        """A deputy lost its worker, or has it again."""
+        """A proxy lost its worker, or has it again."""
         if process.worker is not None and self._holders.get(process.worker) is process:
             (self._away.add if is_away else self._away.discard)(process.worker)
 

@@ -21,7 +21,6 @@ from plesio.memory.row_tables import RowTables
 from plesio.observe.totals import RowServer
 from plesio.protocol.launcher import Finished
 from plesio.protocol.table_server import Answered, Ask, Begin, Bells, Lay, Stands, ToTableServer, Vacated
-from plesio.protocol.worker import RowsRequest
 from plesio.tables import load_kernels
 from plesio.tables.file import from_memory
 from plesio.transport.channel import Channel, ChannelClosedError, readable
@@ -68,13 +67,14 @@ class TableServer:
             case Bells():
                 self._bells += descriptors
                 return
-            case Begin(specs=specs, readers=readers):
-                self._begin(message, RowSlots.attach(descriptors[0], specs, readers))
-            case Lay(reader, request, decided_s):
-                self._serve(reader, request)
-                self._tables.slots.note_served(reader, request)
-                os.eventfd_write(self._bells[reader], 1)
-                self._waited_s += time.monotonic() - decided_s
+            case Begin(at_once=at_once, server=server, servers=servers):
+                self._tables = RowTables(self._places(message, descriptors), at_once, server, servers)
+                self._began_s = time.process_time()
+            case Lay(reader, request):
+                self._tables.asked(reader, request)
+                self._tables.do(Serve(reader, request.number))
+                self._pulls += 1
+                self._served(message)
             case Vacated(reader):
                 self._tables.forget(reader)
             case Ask("summaries"):
@@ -86,15 +86,14 @@ class TableServer:
                 self._tables.do(message)
         self._changed = True
 
-    def _begin(self, begin: Begin, slots: RowSlots) -> None:
-        self._tables = RowTables(slots, begin.at_once, begin.server, begin.servers)
-        self._began_s = time.process_time()
+    def _places(self, begin: Begin, descriptors: Sequence[int]) -> RowSlots:
+        return RowSlots.attach(descriptors[0], begin.specs, begin.readers)
 
-    def _serve(self, reader: int, request: RowsRequest) -> None:
-        self._tables.asked(reader, request)
-        self._tables.do(Serve(reader, request.number))
-        self._pulls += 1
-        self._changed = True
+    def _served(self, lay: Lay) -> None:
+        """The rows lie there: tell who wanted them."""
+        self._tables.slots.note_served(lay.reader, lay.request)
+        os.eventfd_write(self._bells[lay.reader], 1)
+        self._waited_s += time.monotonic() - lay.decided_s
 
     def _answer(self, what: str, args: Sequence[Any]) -> None:
         """A file cannot be written or read: that ends a checkpoint, and not the run."""

@@ -48,7 +48,7 @@ BEFORE = "training had not begun: the messages of the run's head, or of ps.run, 
 
 
 class ProcessContext(Participation):
-    """The context of a worker process; `line`: its ends of channel, push and answer, of which a captain's mate has none; `ties`:
+    """The context of a worker process; `line`: its ends of channel, push and answer, of which only the leader has any; `ties`:
     to the other ranks of its island."""
 
     def __init__(
@@ -177,7 +177,7 @@ class ProcessContext(Participation):
         return self._expected(kind, reply), descriptors
 
     def _heard(self, waiting_for: str) -> tuple[Any, list[int]]:
-        assert self._server is not None, "mates do not ask it"
+        assert self._server is not None, "the leader alone asks it"
         reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
             self._rows_came = True  # behind which there is what is waited for
@@ -212,7 +212,7 @@ class ProcessContext(Participation):
     def _state(self, layout: Layout) -> tuple[Carried, SharedBlock]:
         self._tell(messages.StateWanted())
         given, descriptors = self._received(messages.StateGiven, "the optimizer's state", of_all=True)
-        while given.version < self.state.version:  # the captain asked for that one alone, before
+        while given.version < self.state.version:  # the leader asked for that one alone, before
             close_quietly(*descriptors)
             given, descriptors = self._received(messages.StateGiven, "the optimizer's state", of_all=True)
         return given.carried, SharedBlock(descriptors[0], layout.nbytes * len(given.carried.keys) or PAGE)
@@ -244,7 +244,7 @@ class ProcessContext(Participation):
 
 
 def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: int = 0) -> None:
-    """Entry of a worker process, the `rank`-th of its island. `descriptors`: engine; of a captain, server, push, answer; and
+    """Entry of a worker process, the `rank`-th of its island. `descriptors`: engine; of a leader, server, push, answer; and
     those of its ties."""
     torch.set_num_threads(job.threads)
     begin_with(job.config.seeded, job.sources)
@@ -259,7 +259,7 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
     else:
         speak_as(worker, job.config.workers, job.log_level, rank, ranks)
     if rank:
-        warn_no_more()  # the captain does
+        warn_no_more()  # the leader does
     with reported_to(engine, in_group=ranks > 1):
         with context.group():
             made = Worker(context)

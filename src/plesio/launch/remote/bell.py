@@ -15,6 +15,7 @@ from plesio.launch.remote.rows import RemoteRows
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import WORDS, Payloads, cut
+from plesio.protocol.remote import Pull
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
@@ -116,7 +117,7 @@ class RemoteBell:
         if answer.phase != self._payloads.phase:
             self._follow(self._payloads.turned_to(answer.phase))
         if isinstance(answer, GoOn) and answer.verdict is Verdict.CANCELLED:
-            self.fetch(FrameKind.PULL, b"", timeout_s, phase, self.moving)
+            self.fetch(FrameKind.PULL, Pull(), timeout_s, phase, self.moving)
         return answer
 
     @property

@@ -1,6 +1,6 @@
 """A thread that has a worker's link while the worker computes and a contribution of it is in flight.
 
-    training thread               carrier                     deputy
+    training thread               carrier                     proxy
     sends, goes on  --outbox-->   sends    --contribution-->
     looks: not yet                sleeps
     looks: over                   takes    <--------answer--

@@ -133,20 +133,20 @@ def join(
         head = find()  # it may be another by now
         return connect(head.host, head.port, head.token, head.credentials or credentials, ticket)
 
-    captain, store = None, None
+    leader, store = None, None
     if ranks is not None and ranks.rank:
-        captain, store = ranks.heard(rejoin_s + START_S)
-        where = replace(where, far=not captain.beside)
-        knock = msgspec.structs.replace(knock, captain=captain.ticket, rank=captain.worker)
+        leader, store = ranks.heard(rejoin_s + START_S)
+        where = replace(where, far=not leader.beside)
+        knock = msgspec.structs.replace(knock, leader=leader.ticket, rank=leader.worker)
 
     def enter() -> NeighbourContext | RemoteContext:
         head = find()
         near = None if where.far else connect_here(head.host, head.port, head.token)
         if near is not None:
             return _beside(near, knock, head.host)
-        if captain is not None and captain.beside:
+        if leader is not None and leader.beside:
             raise ConfigurationError(
-                f"{knock.who} is rank {knock.place} of worker {captain.worker}, whose rank 0 is on the head's own host and it is "
+                f"{knock.who} is rank {knock.place} of worker {leader.worker}, whose rank 0 is on the head's own host and it is "
                 "not: PLESIO_JOIN=tcp://HOST:PORT has all ranks go over the network"
             )
         return RemoteContext(Link(dial, knock, rejoin_s)) if ranks is None else RankContext(Link(dial, knock, rejoin_s))
@@ -188,7 +188,7 @@ def _group(context: NeighbourContext | RemoteContext, ranks: Ranks | None, store
         yield
         return
     if ranks.rank:
-        warn_no_more()  # the captain does
+        warn_no_more()  # the leader does
     name, collective_s = context.group_terms
     with together(store, ranks.rank, ranks.ranks, context.patience_s, name, ranks.own_host, collective_s) as group:
         context.gather(group, ranks.local_rank)
@@ -278,7 +278,7 @@ class NeighbourContext(ProcessContext):
 
 def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> NeighbourContext:
     """The context of a worker on the server's own host, which is at the other end of the connection."""
-    launcher: Channel[Any] = Channel(connection, remote.ToDeputy, "the launcher")
+    launcher: Channel[Any] = Channel(connection, remote.ToProxy, "the launcher")
     launcher.send(knock)
     reply, line = launcher.receive(SEAT_S, "a seat")
     if not isinstance(reply, remote.Seat):
@@ -293,7 +293,7 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
         data="leases" if terms.stealing else "shards",
         ranks=knock.ranks,
     )
-    ends = 0 if knock.captain else 3
+    ends = 0 if knock.leader else 3
     ties = Ties(knock.place, line[ends:])
     context = NeighbourContext(
         Job(config=config, train=None, evaluate=None), seated.worker, launcher, line[:ends], ties

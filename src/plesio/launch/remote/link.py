@@ -1,4 +1,4 @@
-"""A worker's connection with its deputy. It outlives the sockets that it runs over.
+"""A worker's connection with its proxy. It outlives the sockets that it runs over.
 
 | the connection is lost for | then                                                                                      |
 | -------------------------- | ----------------------------------------------------------------------------------------- |
@@ -107,9 +107,9 @@ class Link:
         return self._knock.ranks
 
     @property
-    def is_captain(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether it is the one of them that has the seat."""
-        return not self._knock.captain
+        return not self._knock.leader
 
     def wait(self, other: int, timeout_s: float) -> None:
         """Wait until something comes or the `other` descriptor can be read; not without a connection."""
@@ -172,7 +172,7 @@ class Link:
                 persist(self._come_back, lambda: self._rejoin_s, self._session.peer)
 
     def _come_back(self) -> None:
-        """Go on with the deputy where it was. If it is gone, take a seat anew (unless the worker parts) and raise `Reseated`."""
+        """Go on with the proxy where it was. If it is gone, take a seat anew (unless the worker parts) and raise `Reseated`."""
         if self._over:
             raise ServerLostError("this worker hung up")
         if self._resume(self._dial(self.seated.ticket)):
@@ -187,7 +187,7 @@ class Link:
         raise Reseated
 
     def _resume(self, wire: Wire) -> bool:
-        """Go on with the deputy where it was; False if it is gone."""
+        """Go on with the proxy where it was; False if it is gone."""
         reply = _answer_to(remote.Resume(self._session.received), wire)
         if not isinstance(reply, remote.Resumed):
             wire.close()

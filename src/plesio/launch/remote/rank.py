@@ -1,16 +1,16 @@
 """The context of a rank of an island on another host than the server: it carries its own part of the model, and nothing else.
 
-    captain                      mate                              the head
-                                 Put: its part  ------------------> the worker's slot, by the mate's deputy
-    IslandGroup.total ---------- when all mates' parts lie there
+    leader                       another rank                  the head
+                                 Put: its part  ------------------> the worker's slot, by its proxy
+    IslandGroup.total ---------- when all other parts lie there
     Contribution, its part  --------------------------------------> the worker's slot, and the server folds it
     <------------------------------------------ GoOn, buffer, its part
     IslandGroup.told ---------> GoOn, buffer
-                                 Get: buffer ---------------------> the version, by the mate's deputy
+                                 Get: buffer ---------------------> the version, by its proxy
                                  <-------------------------------- its part
     IslandGroup.spread --------- what several ranks hold, and each took a piece of
 
-The server keeps that version until the captain's next contribution, which comes after all have their parts. A rank has one arena,
+The server keeps that version until the leader's next contribution, which comes after all have their parts. A rank has one arena,
 of which only the pages of its part are memory. Contributions are made where the version came: it is read before, and comes anew.
 """
 
@@ -42,10 +42,10 @@ from plesio.worker.replicas.regions import RankShare
 
 
 class RankBell(IslandBell):
-    """`own` is this rank's line to its deputy."""
+    """`own` is this rank's line to its proxy."""
 
     def __init__(self, group: IslandGroup, own: RemoteBell, copies: Callable[[], int], timeout_s: float) -> None:
-        super().__init__(group, own if group.is_captain else None, copies)
+        super().__init__(group, own if group.is_leader else None, copies)
         self._own = own
         self._timeout_s = timeout_s
         self._shared: list[tuple[Kind, RankShare, Arena, int]] = []
@@ -89,13 +89,13 @@ class RankBell(IslandBell):
 
 
 class RankContext(RemoteContext):
-    """A rank of an island, the captain or a mate."""
+    """A rank of an island, the leader or another."""
 
     away = False  # it does not go on while an answer travels
 
     def __init__(self, link: Link) -> None:
         super().__init__(link)
-        self._shows = self._shows and link.is_captain
+        self._shows = self._shows and link.is_leader
 
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         """The ranks agree by `group`."""
@@ -119,19 +119,19 @@ class RankContext(RemoteContext):
         return place
 
     def _ready(self, place: Place) -> None:
-        """Each rank hands over its part of what training begins with; then the captain says so."""
-        captain, group = self.island.rank == 0, self.island.group
+        """Each rank hands over its part of what training begins with; then the leader says so."""
+        leader, group = self.island.rank == 0, self.island.group
         assert group is not None, "they are together"
-        if captain:
+        if leader:
             self._line.say(FrameKind.CHANNEL, self._hello)
         welcome = self._ask(messages.Welcome, "every worker to prepare its model")
         brought = place.initial if welcome.first else ()
-        if not captain:
+        if not leader:
             self._line.say(FrameKind.CHANNEL, Holds(self._hello.part))
             for copy, arena in enumerate(brought):
                 put = Put(slot=False, copy=copy)
                 part = self._line.whole([arena])
                 self._line.fetch(FrameKind.TENSORS, put, self._timeout_s, "put what training begins with", payload=part)
         group.total([])
-        if captain:
+        if leader:
             self._line.say(FrameKind.CHANNEL, messages.Ready(), self._line.whole(brought))

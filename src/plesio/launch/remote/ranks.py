@@ -8,8 +8,8 @@
 
 On Ray the head's actor keeps it, and says so by the same variables.
 
-Rank 0, the captain, takes a seat as any worker does, and writes into that store what the others need to be tied to it. The ranks
-then find each other by a store of the captain's own. torchrun's outlives a restart of the ranks, and in it they would find where
+Rank 0, the leader, takes a seat as any worker does, and writes into that store what the others need to be tied to it. The ranks
+then find each other by a store of the leader's own. torchrun's outlives a restart of the ranks, and in it they would find where
 their predecessors were (pytorch#135712).
 """
 
@@ -31,13 +31,13 @@ from plesio.errors import ConfigurationError, DeadlineError
 from plesio.launch.remote.find import LOOPBACK, whole_number
 from plesio.transport.collective import connected_store, rendezvous_store
 
-LOOK_S = 0.05  # how often a mate looks whether the captain has come,
-ASK_S = 2.0  # and how long a captain's store may take to answer
+LOOK_S = 0.05  # how often a rank looks whether the leader has come,
+ASK_S = 2.0  # and how long a leader's store may take to answer
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Captain(msgspec.Struct, frozen=True):
-    """What a captain tells its mates: its ticket and number, whether it is `beside` the head and maps the run's memory, and
+class Leader(msgspec.Struct, frozen=True):
+    """What a leader tells the other ranks: its ticket and number, whether it is `beside` the head and maps the run's memory, and
     where its store is, which has the key `life`."""
 
     ticket: bytes
@@ -50,7 +50,7 @@ class Captain(msgspec.Struct, frozen=True):
 
 class Ranks(NamedTuple):
     """Which rank this process is, of how many; `host`, `port`: of the store; `agent`: whether torchrun's agent keeps it; `key`:
-    the captain's place in it; `spread`: whether the ranks are on several hosts."""
+    the leader's place in it; `spread`: whether the ranks are on several hosts."""
 
     rank: int
     ranks: int
@@ -100,31 +100,31 @@ class Ranks(NamedTuple):
             return own
 
     def tell(self, ticket: bytes, worker: int, beside: bool, timeout_s: float) -> Store:
-        """The captain has a seat: tell the others. The store by which the ranks find each other."""
+        """The leader has a seat: tell the others. The store by which the ranks find each other."""
         board = self._board(timeout_s)
         own = rendezvous_store(self.own_host) if self.agent else board
-        captain = Captain(ticket, worker, beside, self.own_host, own.port, secrets.token_hex(8))
-        own.set(captain.life, "")
-        board.set(self.key, msgspec.msgpack.encode(captain))
+        leader = Leader(ticket, worker, beside, self.own_host, own.port, secrets.token_hex(8))
+        own.set(leader.life, "")
+        board.set(self.key, msgspec.msgpack.encode(leader))
         return own
 
-    def heard(self, timeout_s: float) -> tuple[Captain, Store]:
-        """What the captain told, and its store.
+    def heard(self, timeout_s: float) -> tuple[Leader, Store]:
+        """What the leader told, and its store.
 
         Raises:
-            DeadlineError: no captain that lives told anything in time.
+            DeadlineError: no leader that lives told anything in time.
         """
         end_s = time.monotonic() + timeout_s
         board = self._board(timeout_s)
         while time.monotonic() < end_s:
             if board.check([self.key]):  # else it is on its way; what is there may be its predecessor's
-                captain = msgspec.msgpack.decode(board.get(self.key), type=Captain)
+                leader = msgspec.msgpack.decode(board.get(self.key), type=Leader)
                 with suppress(OSError, RuntimeError):  # torch's own are of this class
-                    socket.create_connection((captain.host, captain.port), ASK_S).close()
-                    store = connected_store(captain.host, captain.port, ASK_S)
-                    if store.check([captain.life]):
+                    socket.create_connection((leader.host, leader.port), ASK_S).close()
+                    store = connected_store(leader.host, leader.port, ASK_S)
+                    if store.check([leader.life]):
                         store.set_timeout(timedelta(seconds=timeout_s))
-                        return captain, store
+                        return leader, store
             time.sleep(LOOK_S)
         raise DeadlineError(
             f"rank {self.rank} of {self.ranks} waited {timeout_s:g} s for rank 0 to take the worker's seat, and the store at "

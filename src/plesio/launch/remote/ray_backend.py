@@ -1,7 +1,7 @@
 """Ray Train as the engine of a run. All of Ray's developer API that plesio uses is in this file; `ray_worker` is what its
 workers do.
 
-    driver --> Ray's controller --on_start--> Head (actor): launcher, server, deputies
+    driver --> Ray's controller --on_start--> Head (actor): launcher, server, proxies
                      |                          ^ where is it?  ^ TCP
                      +--places, replaces--> workers: `with ps.join() as worker:`
 
@@ -206,7 +206,7 @@ def _introduce(name: str, token: str, ranks: int) -> None:
 
 
 class Head:
-    """The actor. The launcher runs in a thread of it; the server and the deputies are its children, and end with it."""
+    """The actor. The launcher runs in a thread of it; the server and the proxies are its children, and end with it."""
 
     def __init__(self, config: RunConfig, evaluate: Callable[..., Any] | None, listening: Listening) -> None:
         self._config = config

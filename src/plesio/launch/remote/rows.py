@@ -11,7 +11,7 @@ from plesio.transport.row_slots import RowSlots
 
 
 class RemoteRows(RowPayloads):
-    """Of one worker, which asks its deputy (`plesio.launch.local.deputy_rows`)."""
+    """Of one worker, which asks its proxy (`plesio.launch.local.worker_rows`)."""
 
     def __init__(self, tables: Sequence[TableSpec], servers: int) -> None:
         super().__init__([RowSlots.create(tables, readers=1) for _ in range(servers)], 0)

@@ -6,9 +6,10 @@ import importlib.metadata
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from plesio.entry import entry
 from plesio.errors import ConfigurationError, ServerLostError, is_own, traceback_of, words_of
@@ -18,60 +19,53 @@ from plesio.launch.remote.join import REJOIN_S
 from plesio.launch.remote.link import Link, Reseated, RunOver, persist
 from plesio.protocol import remote
 from plesio.protocol import table_server as messages
-from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.coding import encode
 from plesio.protocol.launcher import Failed
 from plesio.tables import load_kernels
 from plesio.transport import secure
 from plesio.transport.connect import connect
-from plesio.transport.row_frames import RowFrames
+from plesio.transport.routes import Spans
+from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import RowSlots
 from plesio.transport.wire import Frame, Kind
 
 log = logging.getLogger("plesio")
-decode: Callable[[bytes], messages.ToFarServer] = decoder_of(messages.ToFarServer)
 
 
 class FarTableServer(TableServer):
-    """A table server whose deputy is at the other end of `link`. Its places for rows are its own."""
+    """A table server whose proxy is at the other end of `link`. Its places for rows are its own."""
 
-    _came: messages.ToFarServer  # with the last frame
+    _came: Any  # with the last frame
 
     def __init__(self, link: Link) -> None:
         super().__init__(self._send)
         self._link = link
-        self._frames = RowFrames()
+        self._dialogue = RowDialogue()
 
     def serve(self) -> None:
         """Do what comes, until `RunOver` or `Reseated`."""
         while True:
             if self._link.receive(TICK_S, self._place) is not None:
-                self._frames.note(self._came)
-                self._hear(self._came)
+                TO_FAR.note(self._dialogue, self._came)
+                if not isinstance(self._came, messages.Piece):  # of the file that the next message needs
+                    self._do(self._came, self._dialogue.take_files())
             self._tell()
 
-    def _place(self, frame: Frame) -> list[memoryview]:
-        self._came = decode(frame.body)
-        return self._frames.place(self._came, frame.payload_bytes)
+    def _place(self, frame: Frame) -> Spans:
+        self._came = TO_FAR.decoded(frame)
+        return TO_FAR.into(self._dialogue, self._came, frame.payload_bytes)
 
     def _send(self, message: messages.FromFarServer, files: Sequence[int] = ()) -> None:
-        for body, payload in self._frames.frames(message, files):
-            self._link.send(Kind.CHANNEL, body, payload)
+        for frame in self._dialogue.frames(FROM_FAR, message, files):
+            self._link.send(*frame)
 
-    def _hear(self, message: messages.ToFarServer) -> None:
-        match message:
-            case messages.Begin(specs=specs, readers=readers):
-                slots = RowSlots.create(specs, readers)
-                self._frames.begin(slots)
-                self._begin(message, slots)
-            case messages.Lay(reader, request):
-                self._serve(reader, request)
-                self._send(messages.Served())
-            case messages.Ask(what) if what not in messages.RETURNS:
-                raise ProtocolError(f"it asked for {what!r}, which may not be asked between hosts")
-            case messages.Piece():
-                pass  # of the file that the next message needs
-            case _:
-                self._do(message, self._frames.take_files())
+    def _places(self, begin: messages.Begin, descriptors: Sequence[int]) -> RowSlots:
+        slots = RowSlots.create(begin.specs, begin.readers)
+        self._dialogue.begin(slots)
+        return slots
+
+    def _served(self, lay: messages.Lay) -> None:
+        self._send(messages.Served())
 
 
 @entry("argument of ps.join_server", ConfigurationError)

@@ -37,7 +37,7 @@ from plesio.worker.warn import warn
 
 
 class RemoteContext(Participation):
-    """The context of a worker on another host; `link` is the connection with its deputy."""
+    """The context of a worker on another host; `link` is the connection with its proxy."""
 
     away = True
 

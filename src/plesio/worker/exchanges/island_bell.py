@@ -1,6 +1,6 @@
 """The bell of a worker that is several processes: what its ranks say becomes one message, and the answer is everybody's.
 
-    rank 0 (the captain)   rank 1                      the server
+    rank 0 (the leader)    rank 1                      the server
     fills its part of the slot, as each rank does
     IslandGroup.total -----------------------------    what each says, in one
     Contribution ----------------------------------->  folds the whole slot
@@ -8,7 +8,7 @@
     IslandGroup.told -> GoOn
     takes its part of the version, as each rank does
 
-The total is a barrier: the captain tells the server when all have filled their parts, and when all have read the version before.
+The total is a barrier: the leader tells the server when all have filled their parts, and when all have read the version before.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ KINDS = get_args(FromWorker)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
 
-class CaptainBell(Protocol):
-    """The captain's own bell, as `plesio.transport.doorbell.Doorbell`; `place`: the buffer that the last answer named."""
+class LeaderBell(Protocol):
+    """The leader's own bell, as `plesio.transport.doorbell.Doorbell`; `place`: the buffer that the last answer named."""
 
     place: int
 
@@ -50,17 +50,17 @@ class CaptainBell(Protocol):
 
 
 class IslandBell:
-    """`line` is the captain's to the server; the others have none. `copies`: how many ranks train on each part of a batch.
+    """`line` is the leader's to the server; the others have none. `copies`: how many ranks train on each part of a batch.
 
     Attributes:
         tensors: how many the prepared model has.
         probes: numbers of what is sent that are the same in every rank, to rounding.
-        grants: how many steps the next exchange is away, as the captain sees it, where the server says so many.
+        grants: how many steps the next exchange is away, as the leader sees it, where the server says so many.
         stamps: of what is the same in every rank, bit for bit, whole numbers below 2**20; `refuse` raises where the one at this
             place differs.
     """
 
-    def __init__(self, group: IslandGroup, line: CaptainBell | None, copies: Callable[[], int]) -> None:
+    def __init__(self, group: IslandGroup, line: LeaderBell | None, copies: Callable[[], int]) -> None:
         self._group = group
         self._line = line
         self._copies = copies
@@ -90,7 +90,7 @@ class IslandBell:
     def _answered(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None]
     ) -> bytes:
-        assert self._line is not None, "the captain is asked"
+        assert self._line is not None, "the leader is asked"
         answer = self._line.answer(kind, timeout_s, number, version, meanwhile)
         answer.steps_granted = self.grants(answer.steps_granted)
         return PLACE.pack(self._line.place) + encode(answer)
@@ -103,7 +103,7 @@ class IslandBell:
         return ring.buffers[self._place]
 
     def _agreed(self, message: FromWorker) -> FromWorker:
-        """What the ranks say, as one message of the captain's."""
+        """What the ranks say, as one message of the leader's."""
         kind = KINDS.index(type(message))
         if not isinstance(message, Contribution):
             self._same_kind(

@@ -75,7 +75,7 @@ class Shards:
 
 
 class ShardReplica(Replica):
-    """What all of them do. `captain`: this rank also sends the buffers, which are not the same on ranks with other data."""
+    """What all of them do. `leader`: this rank also sends the buffers, which are not the same on ranks with other data."""
 
     copies = ()
 
@@ -87,7 +87,7 @@ class ShardReplica(Replica):
         ring: Ring[Arena],
         slot: Arena,
         shards: Shards,
-        captain: bool,
+        leader: bool,
     ) -> None:
         self._shards = shards
         super().__init__(layout, model, tensors, ring, slot)
@@ -97,7 +97,7 @@ class ShardReplica(Replica):
         sent = [index for index in self._trained if shards.has(index)]
         self._sending = {index: shards.sends(index, self._slot.views[index]) for index in sent}
         kinds = [spec.kind for spec in layout.specs]
-        self._buffers = [index for index, kind in enumerate(kinds) if kind is Kind.BUFFER and captain]
+        self._buffers = [index for index, kind in enumerate(kinds) if kind is Kind.BUFFER and leader]
         self._frozen = [index for index, kind in enumerate(kinds) if kind is Kind.FROZEN]
         self._following = [index for index, kind in enumerate(kinds) if kind is not Kind.FROZEN]
         self._begun = False

@@ -34,13 +34,13 @@ class AllReduceExchange(ServerExchange):
     """A worker's part in it.
 
     Attributes:
-        captain: whether this is the first of the workers.
+        leader: whether this is the first of the workers.
         user_model: what was given to prepare; `model` is what the training loop calls.
     """
 
-    captain: bool = True
+    leader: bool = True
     user_model: nn.Module | None = None
-    counts = False  # only the captain's would be told
+    counts = False  # only the leader's would be told
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +116,7 @@ class AllReduceExchange(ServerExchange):
 
     def _keep_own(self) -> None:
         """What all hold alike, one of them leaves."""
-        if self.captain:
+        if self.leader:
             began_s = self.pacer.now_s()
             super()._keep_own()
             self._kept_s = self.pacer.now_s() - began_s

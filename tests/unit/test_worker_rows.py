@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import plesio as ps
 from plesio.core.events import FoldRows, Serve
-from plesio.launch.local.deputy_rows import DeputyRows
+from plesio.launch.local.worker_rows import WorkerRows
 from plesio.memory.row_tables import RowTables
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.worker import RowsRequest
@@ -76,14 +76,14 @@ class Turns:
     """What is let pass, by the contributions sent and the answers."""
 
     def __init__(self, slots: RowSlots) -> None:
-        self.rows, self.steps, self.answers = DeputyRows((slots,), 0), 0, 1
+        self.rows, self.steps, self.answers = WorkerRows((slots,), 0), 0, 1
 
     def passes(self, one: Any) -> bool:
         if isinstance(one, RowsRequest):
             if not self.rows.may_ask(one, self.steps + 1, self.answers):
                 return False
             self.rows.note(one)
-            self.rows.due(ahead=True) if one.ahead else None
+            self.send(ahead=True) if one.ahead else None
         elif one == SENT:
             if not (self.rows.may_send(self.steps + 1) and self.steps + 1 <= self.answers):
                 return False
@@ -92,8 +92,12 @@ class Turns:
             self.answers += self.answers <= self.steps
         else:
             self.rows.served(ahead := one == SERVED_AHEAD)
-            self.rows.due(ahead)
+            self.send(ahead)
         return True
+
+    def send(self, ahead: bool) -> None:
+        if self.rows.is_due(ahead):
+            self.rows.due(ahead)
 
 
 @pytest.mark.parametrize(("said", "passes"), TURNS)
@@ -105,7 +109,7 @@ def test_rows_are_asked_for_in_turn(said: list[Any], passes: bool) -> None:
 @pytest.mark.parametrize(("keys", "at"), [([5, 6, 5], 0), ([7], 2)])
 def test_no_row_is_asked_for_twice(keys: list[int], at: int) -> None:
     slots = RowSlots.create(SPECS, readers=2)
-    rows, laid = DeputyRows((slots,), 1), slots.of(1, 1, 0)
+    rows, laid = WorkerRows((slots,), 1), slots.of(1, 1, 0)
     laid.keys[:2] = 7, 8
     rows.note(of_ids(1, 0, at))
     laid.keys[at : at + len(keys)] = keys

@@ -11,10 +11,11 @@ from torch import nn
 
 import plesio as ps
 from plesio.core.events import Verdict
-from plesio.launch.local.order import Order, Pull
+from plesio.launch.local.worker_routes import FROM_WORKER, TO_WORKER, WorkerDialogue
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Failed, Finished, StopRequest
 from plesio.protocol.payloads import WORDS
+from plesio.protocol.remote import Pull
 from plesio.protocol.worker import (
     Aside,
     AskAhead,
@@ -29,9 +30,9 @@ from plesio.protocol.worker import (
     Ready,
     RowsRequest,
     Welcome,
-    WorkDone,
 )
 from plesio.strategy import Strategy
+from plesio.transport.ring import Ring
 from plesio.worker.context import Taking, introduction
 
 
@@ -54,22 +55,31 @@ TOLD = Welcome(3, True), Beginning(0, False, 0, 0)
 READY = TOLD[0], Ready(), TOLD[1]
 GO = GoOn(1, False, Verdict.TAKEN)
 CALLED_OFF = GoOn(1, False, Verdict.CANCELLED)
+MEMORY = memoryview(bytearray(1 << 12))
 FAILED = Failed("ValueError", "", "", False)
 
 
 def passed(strategy: Strategy, said: tuple[Any, ...]) -> int:
     """How many of these are let pass, after a Hello; what the server tells stands between them."""
-    order = Order(strategy)
+    dialogue = WorkerDialogue(strategy)
     for place, message in enumerate((hello(strategy), *said)):
-        if isinstance(message, (Welcome, Beginning, GoOn, LeaseReply)):
-            order.told(message)
-            continue
         try:
-            order.check(message)
+            take(dialogue, message)
         except ProtocolError:
             return place - 1
-        order.note(message)
     return len(said)
+
+
+def take(dialogue: WorkerDialogue, message: Any) -> None:
+    """It is said, by the server or by the worker, which has sent the bytes that belong to it."""
+    if isinstance(message, (Welcome, Beginning, GoOn, LeaseReply)):
+        TO_WORKER.note(dialogue, message)
+        dialogue.ring, dialogue.slot = Ring(3 * [MEMORY]), MEMORY
+    else:
+        route = FROM_WORKER[type(message)]
+        spans = route.spans(dialogue, message) if route.when(dialogue, message) else ()
+        FROM_WORKER.into(dialogue, message, sum(one.nbytes for one in spans))
+        FROM_WORKER.note(dialogue, message)
 
 
 IN_ORDER: list[tuple[str, tuple[Any, ...]]] = [
@@ -94,7 +104,6 @@ OUT_OF_ORDER: list[tuple[str, tuple[Any, ...]]] = [
     ("async_sgd", (*TOLD, made(2))),
     ("async_sgd", (*TOLD, DroppedStep(1))),
     ("async_sgd", (*TOLD, Pull())),
-    ("async_sgd", (*TOLD, WorkDone())),
     ("async_sgd", (*TOLD, Farewell(), made(1))),
     ("async_sgd", (*TOLD, Farewell(), Farewell())),
     ("async_sgd", (*TOLD, Finished(), FAILED)),
@@ -121,15 +130,14 @@ def named(strategy: str) -> Strategy:
 
 
 def test_settings_may_change_and_be_added_to_but_not_be_others() -> None:
-    order = Order(ps.async_sgd())
-    order.note(hello(ps.async_sgd()))
-    for message in TOLD:
-        order.told(message)
-    (began,) = order.hello.optimizers[0].groups if order.hello else ()
-    order.check(made(1, settings=groups({**began, "lr": 1, "initial_lr": 0.1})))
+    dialogue, said = WorkerDialogue(ps.async_sgd()), hello(ps.async_sgd())
+    for message in (said, *TOLD):
+        take(dialogue, message)
+    (began,) = said.optimizers[0].groups
+    assert dialogue.may_contribute(made(1, settings=groups({**began, "lr": 1, "initial_lr": 0.1})))
     for wrong in ({**began, "lr": "0.1"}, {**began, "lr": None}, {}):
         with pytest.raises(ProtocolError, match="not like those that it began with"):
-            order.check(made(1, settings=groups(wrong)))
+            take(dialogue, made(1, settings=groups(wrong)))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,7 @@ def test_a_model_that_cannot_be_laid_out_is_refused(wrong: dict[str, Any]) -> No
             )
         said = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, **changes))
     with pytest.raises(ProtocolError, match="cannot be laid out"):
-        Order(ps.async_sgd()).check(said)
+        take(WorkerDialogue(ps.async_sgd()), said)
 
 
 def test_a_part_is_one_of_the_model() -> None:
@@ -175,7 +183,7 @@ def test_a_part_is_one_of_the_model() -> None:
         specs = [msgspec.structs.replace(spec, part=1 - spec.part) for spec in said.model.specs]
         wrong = msgspec.structs.replace(said, model=msgspec.structs.replace(said.model, specs=tuple(specs)))
         with pytest.raises(ProtocolError, match="cannot be laid out"):
-            Order(other).check(wrong)
+            take(WorkerDialogue(other), wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"samples": 1 << 32}, {"worked_s": float("nan")}, {"missing": -1}])

@@ -1,43 +1,56 @@
-"""What deputies of workers and of table servers have in common: a session with somebody of another host, who may be away."""
+"""A proxy: the process that stands for somebody of another host, with whom it has a session. Who that is may be away for a while.
+
+What comes is looked up in a table (`plesio.transport.routes`): whether it may come now, where its bytes belong, what it changes.
+Then the frame's kind says to whom it is passed on.
+"""
 
 from __future__ import annotations
 
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any, Generic
 
+from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.launcher import Failed, Finished
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import Lookout
 from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S
+from plesio.transport.routes import Routes, T
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
 from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Kind, Wire
 
 TICK_S = 0.2
+Launcher = Channel[remote.ToProxy]
 decode_knock: Callable[[bytes], remote.FromNewcomer] = decoder_of(remote.FromNewcomer)
 
 
-class StandIn:
-    """Stands in for `name`, who is at the other end of `session`."""
+class Proxy(Generic[T]):
+    """Of `name`, who is at the other end of `session`, says what is in `routes`, and is as far as `dialogue` says."""
 
     eager = False
     """Whether both sides may send at the same time."""
 
-    def __init__(self, job: Job, name: str, launcher: Channel[remote.ToDeputy], session: Session) -> None:
-        self._job = job
-        self._name = name
-        self._launcher = launcher
-        self._session = session
+    def __init__(
+        self, job: Job, name: str, launcher: Launcher, session: Session, routes: Routes[T], dialogue: T
+    ) -> None:
+        self._job, self._name = job, name
+        self._launcher, self._session = launcher, session
+        self._routes, self._dialogue = routes, dialogue
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         self._hears: dict[int, Callable[[], None]] = {}
-        self._hear: dict[Kind, Callable[[Frame], None]] = {Kind.SESSION: self._part}  # frames from the other side
+        self._to: dict[Kind, Callable[[Frame, Any], None]] = {
+            Kind.LAUNCHER: self._to_launcher,
+            Kind.SESSION: self._part,
+        }
         self._parted = False
         self._until_s = 0.0  # without a connection: when the time to come back is over
 
@@ -46,25 +59,45 @@ class StandIn:
         self._hears[descriptor] = hear
         self._poller.register(descriptor, select.POLLIN)
 
-    def _forget(self, descriptor: int) -> None:
-        """Listen to it no more."""
-        del self._hears[descriptor]
-        self._poller.unregister(descriptor)
+    def _attend(self, channel: Channel[Any], take: Callable[[Any, Sequence[int]], None]) -> None:
+        """What to do with what comes on this channel. If it is closed, the run is over, or the launcher says why."""
+
+        def hear() -> None:
+            try:
+                said = channel.receive(LEASE_S)
+            except ChannelClosedError:
+                del self._hears[channel.fileno()]
+                self._poller.unregister(channel.fileno())
+            else:
+                take(*said)
+
+        self._listen(channel.fileno(), hear)
 
     def _from_far(self) -> bool:
         """Take one frame; whether another may follow."""
         frame = self._session.receive(0.0)
         if frame is None:
             return False
-        handler = self._hear.get(frame.kind)
-        if handler is None:
-            raise ProtocolError(f"it sent a frame of kind {frame.kind.name}, which it may not")
-        handler(frame)
+        message = self._routes.decoded(frame)
+        into = self._routes.into(self._dialogue, message, frame.payload_bytes)
+        if frame.payload_bytes:
+            self._session.read_payload(into)
+        self._pass_on(frame, message, self._routes.note(self._dialogue, message))
         return not self._parted
 
-    def _part(self, frame: Frame) -> None:
-        if not isinstance(decode_knock(frame.body), remote.Parted):
-            raise ProtocolError("it asked for a seat, and has one")
+    def _pass_on(self, frame: Frame, message: Any, noted: Any) -> None:
+        """It has come; `noted`: what the table made of it. Where nobody is told, nobody else need know."""
+        if (back := self._routes[type(message)].back) is not None:
+            self._session.send(Kind.TENSORS, b"", back(self._dialogue, message))
+        elif frame.kind in self._to:
+            self._to[frame.kind](frame, message)
+
+    def _to_launcher(self, frame: Frame, message: Any) -> None:
+        self._launcher.send(message)
+        if isinstance(message, (Finished, Failed)):
+            self._session.send(Kind.BEAT, b"")  # it waits for the word that this has come
+
+    def _part(self, frame: Frame, message: Any) -> None:
         self._parted = True
 
     def run(self) -> None:
@@ -134,7 +167,7 @@ class StandIn:
 
 def opened(job: Job, descriptor: int) -> Wire | None:
     """The connection behind a descriptor, once whoever is at its other end has proved itself; None if that failed."""
-    assert job.listening is not None, "whoever has a deputy comes through the door"
+    assert job.listening is not None, "whoever has a proxy comes through the door"
     with suppress(OSError, ProofError):
         return accept(socket.socket(fileno=descriptor), job.listening.token, job.listening.credentials)
     return None
@@ -144,3 +177,11 @@ def first_words(wire: Wire) -> remote.FromNewcomer | None:
     """What a connection begins with, if that came in time."""
     frame = wire.receive(HANDSHAKE_S)
     return decode_knock(frame.body) if frame is not None else None
+
+
+def parts(descriptor: int, nbytes: int, count: int) -> list[memoryview]:
+    """The block behind a descriptor, cut into `count` arenas' bytes."""
+    block = SharedBlock(descriptor, nbytes * count)
+    whole = block.memory.numpy().data
+    block.close()
+    return [whole[index * nbytes : (index + 1) * nbytes] for index in range(count)]

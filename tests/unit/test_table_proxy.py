@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plesio.launch.local.table_deputy import TableDeputy
+from plesio.launch.local.table_proxy import TableProxy
 from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol import remote
 from plesio.protocol import table_server as messages
@@ -29,19 +29,19 @@ SPEC = TableSpec("ids", 2)
 
 
 class Between:
-    """A deputy in a thread, and all ends of its lines."""
+    """A proxy in a thread, and all ends of its lines."""
 
     def __init__(self) -> None:
         lines = [channel_pair(), channel_pair()]
-        self.launcher: Channel[Any] = Channel(lines[0][0], remote.FromDeputy, "the deputy")
+        self.launcher: Channel[Any] = Channel(lines[0][0], remote.FromProxy, "the proxy")
         self.head: Channel[Any] = Channel(lines[1][0], messages.FromTableServer, "table server 1")
         near, far = socket.socketpair()
         self.far = Session(SocketWire(far, "the head"), "the head")
-        to_launcher: Channel[Any] = Channel(lines[0][1], remote.ToDeputy, "the launcher")
+        to_launcher: Channel[Any] = Channel(lines[0][1], remote.ToProxy, "the launcher")
         job: Any = None
         session, line = Session(SocketWire(near, "far"), "far"), lines[1][1]
-        self._deputy = TableDeputy(job, 1, to_launcher, [line.detach()], session)
-        self._deputys: tuple[Any, ...] = (to_launcher, session, self._deputy._head)
+        self._proxy = TableProxy(job, 1, to_launcher, [line.detach()], session)
+        self._ends: tuple[Any, ...] = (to_launcher, session, self._proxy._head)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -53,7 +53,7 @@ class Between:
 
     def _run(self) -> None:
         try:
-            self._deputy.run()
+            self._proxy.run()
         except BaseException as error:
             self.error = error
 
@@ -78,7 +78,7 @@ class Between:
         self.head.close()
         self.far.close()
         self._thread.join()
-        for one in self._deputys:
+        for one in self._ends:
             one.close()
         os.close(self.bell)
 
@@ -101,7 +101,7 @@ STANDS = messages.Stands({"ids": RowsSummary(rows=3)}, RowServer(rows=3))
     [
         messages.Served(),
         messages.Answered(1),
-        messages.Piece(),
+        messages.Piece(0),
         messages.Stands({"other": RowsSummary(rows=1)}, RowServer()),
         messages.Lay(0, RowsRequest(1, ((0, 1),)), 0.0),
     ],
@@ -124,7 +124,7 @@ def test_rows_of_other_tables_end_it(between: Between) -> None:
     between.head.send(messages.Ask("hand_over", ()))
     assert between.came() == messages.Ask("hand_over", ())
     data = os.pread(in_memory({"other": {}}), 1000, 0)
-    between.far.send(Kind.CHANNEL, encode(messages.Piece()), [memoryview(data)])
+    between.far.send(Kind.CHANNEL, encode(messages.Piece(len(data))), [memoryview(data)])
     between.far.send(Kind.CHANNEL, encode(messages.Answered()))
     assert isinstance(between.ended(), ProtocolError)
 
@@ -132,7 +132,7 @@ def test_rows_of_other_tables_end_it(between: Between) -> None:
 def test_a_file_that_is_none_is_an_error_of_the_checkpoint(between: Between) -> None:
     between.head.send(messages.Ask("write", ("/nowhere", 0, -1)))
     assert between.came() == messages.Ask("hand_over", (-1,))
-    between.far.send(Kind.CHANNEL, encode(messages.Piece()), [memoryview(b"these are no rows" * 9)])
+    between.far.send(Kind.CHANNEL, encode(messages.Piece(9)), [memoryview(b"no tables")])
     between.far.send(Kind.CHANNEL, encode(messages.Answered()))
     assert between.heard()[0].error
 

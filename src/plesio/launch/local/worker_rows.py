@@ -1,6 +1,6 @@
-"""The rows that a worker of another host asks its deputy for.
+"""The rows that a worker of another host asks its proxy for.
 
-The deputy receives keys and gradients straight into the worker's place, which it shares with the server. It sends values straight
+The proxy receives keys and gradients straight into the worker's place, which it shares with the server. It sends values straight
 from there. While the worker computes contribution N, it may ask:
 
 | it asks                | when                                                      | and is sent                        |
@@ -24,7 +24,7 @@ from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import MOST, RowSlots
 
 
-class DeputyRows(RowPayloads):
+class WorkerRows(RowPayloads):
     """Those of one worker."""
 
     def __init__(self, slots: Sequence[RowSlots], reader: int) -> None:
@@ -36,6 +36,8 @@ class DeputyRows(RowPayloads):
     def may_ask(self, request: RowsRequest, following: int, answers: int) -> bool:
         """Whether it may, whose contribution `following` is its next, after so many answers."""
         number, ahead = request.number, self._ahead
+        if not self.slots:  # there are no tables
+            return False
         if request.ahead and not request.wanted:
             return ahead is not None and ahead.number == number == following and not self._fetched
         if not self._has_room(request):
@@ -87,13 +89,16 @@ class DeputyRows(RowPayloads):
         """Rows lie in the place."""
         self._came = self._came or ahead
 
-    def due(self, ahead: bool) -> RowsRequest | None:
-        """Those that are to be sent now, if any; `ahead`: of those that were asked for so."""
-        if not ahead:
-            request, self._asked = self._asked, None
-        elif self._fetched and self._came:
-            request, self._ahead = self._ahead, None
-            self._fetched = self._came = False
+    def is_due(self, ahead: bool) -> bool:
+        """Whether rows are to be sent now; `ahead`: those that were asked for so."""
+        return self._asked is not None if not ahead else self._fetched and self._came
+
+    def due(self, ahead: bool) -> list[memoryview]:
+        """They are sent."""
+        request = self._ahead if ahead else self._asked
+        if ahead:
+            self._ahead, self._fetched, self._came = None, False, False
         else:
-            request = None
-        return request
+            self._asked = None
+        assert request is not None, "they are due"
+        return self.values(request)

@@ -1,0 +1,145 @@
+"""The proxy of a worker of another host.
+
+To the server and the launcher it is that worker: it holds the worker's line, maps the run's memory, and its end is the
+worker's death. What the worker contributes is received straight into its slot. What the worker goes on from is sent straight
+from the ring. So no tensor is copied in this process, and a stranger's bytes are parsed apart from the server's. A worker that
+says what it may not (`plesio.launch.local.worker_routes`) is hung up on: to the others that is a death.
+
+    worker  --frames-->  proxy  --pipes, channels-->  server, launcher
+                        (slot, ring)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from plesio.launch.job import Job
+from plesio.launch.local.islands import Ties
+from plesio.launch.local.proxy import Launcher, Proxy, parts
+from plesio.launch.local.worker_routes import FROM_WORKER, TO_WORKER, WorkerDialogue
+from plesio.launch.local.worker_rows import WorkerRows
+from plesio.memory.taking_over import carried_of, loaded
+from plesio.protocol import worker as messages
+from plesio.protocol.coding import encode
+from plesio.protocol.payloads import cut
+from plesio.transport.channel import HEAD, Channel, ChannelClosedError
+from plesio.transport.doorbell import PLACE, AnswerReader, decode_answer
+from plesio.transport.held import Held
+from plesio.transport.limits import LEASE_S
+from plesio.transport.ring import Ring
+from plesio.transport.row_slots import RowSlots
+from plesio.transport.session import Session
+from plesio.transport.wire import Frame, Kind
+
+
+class WorkerProxy(Proxy[WorkerDialogue]):
+    """Of a worker; `line`: its ends of channel, push and answer, and of ties to the proxies of the other ranks of its island."""
+
+    def __init__(self, job: Job, worker: int, launcher: Launcher, line: Sequence[int], session: Session) -> None:
+        dialogue = WorkerDialogue(job.config.strategy)
+        super().__init__(job, f"worker {worker}", launcher, session, FROM_WORKER, dialogue)
+        self._worker = worker
+        self._server: Channel[messages.ToWorker] = Channel.attach(line[0], messages.ToWorker, "the server")
+        self._push, self._answers = line[1], AnswerReader(line[2])
+        self._ties = Ties(0, line[3:])
+        self._held: Held | None = None
+        self._listen(self._server.fileno(), self._from_server)
+        self._listen(line[2], self._from_answer)
+        self._to |= {Kind.CHANNEL: self._to_server, Kind.DOORBELL: self._to_doorbell}
+
+    # From the worker
+
+    def _to_server(self, frame: Frame, message: Any) -> None:
+        match message:
+            case messages.Hello(model=model):
+                if self._job.listening is None or not self._job.listening.trusts:
+                    message = message.without_code()
+                model = replace(model, tables={})  # of another host: nothing to look for here
+                self._ties.hand(message := replace(message, worker=self._worker, model=model))
+                message = replace(message, part=())
+            case messages.Ready():
+                self._ties.hand(message)
+            case messages.RowsRequest(wanted=()):
+                self._send_rows(ahead=True)
+                return
+        self._server.send(message)
+
+    def _to_doorbell(self, frame: Frame, message: object) -> None:
+        os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
+
+    # From the others
+
+    def _tell(self, message: messages.ToWorker | messages.Answer, body: bytes = b"") -> None:
+        kind, payload = TO_WORKER.told(self._dialogue, message)
+        self._session.send(kind, body or encode(message), payload)
+
+    def _from_server(self) -> None:
+        if (heard := self._server.hear(LEASE_S)) is None:
+            return
+        message, descriptors = heard
+        if isinstance(message, messages.RowsServed):
+            self._served(message.ahead)
+            return
+        if isinstance(message, messages.Welcome | messages.Refused):
+            self._ties.hand(message, descriptors)
+        if isinstance(message, messages.Welcome):
+            self._map(message, descriptors)
+        self._tell(message)
+
+    def _from_table_servers(self, bell: int) -> None:
+        os.eventfd_read(bell)
+        for ahead in self._dialogue.rows.just_served():
+            self._served(ahead)
+
+    def _served(self, ahead: bool) -> None:
+        self._dialogue.rows.served(ahead)
+        self._send_rows(ahead)
+
+    def _send_rows(self, ahead: bool) -> None:
+        """The worker, or the server, has done its part; if both have, the values are sent."""
+        if self._dialogue.rows.is_due(ahead):
+            self._tell(messages.RowsServed(ahead))
+
+    def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
+        dialogue, seats = self._dialogue, self._job.config.seats
+        ring, slots, board, *rest = descriptors
+        if tables := dialogue.hello.tables:
+            if welcome.servers > 1:
+                bell = rest.pop()  # that several servers of rows ring
+                self._listen(bell, partial(self._from_table_servers, bell))
+            places = [RowSlots.attach(one, tables, seats + 1) for one in rest[-welcome.servers :]]
+            dialogue.rows = WorkerRows(places, self._worker)
+        os.close(board)
+        self._held = Held(rest[0]) if len(rest) > welcome.servers else None
+        nbytes = dialogue.payloads.layout.nbytes
+        dialogue.ring, dialogue.slot = (
+            Ring(parts(ring, nbytes, welcome.buffers)),
+            parts(slots, nbytes, seats)[self._worker],
+        )
+
+    def _from_answer(self) -> None:
+        if (read := self._answers.read()) is None:
+            return
+        self._dialogue.shown, body = read
+        if not body:
+            raise ChannelClosedError("the server")
+        answer, dialogue = decode_answer(body), self._dialogue
+        if self._held is not None and (
+            isinstance(answer, messages.Beginning) or answer.phase != dialogue.payloads.phase
+        ):
+            self._send_state(self._held)
+        self._tell(answer, PLACE.pack(dialogue.shown) + body)
+
+    def _send_state(self, held: Held) -> None:
+        """What the worker's optimizer goes on with, if that is left for it."""
+        if state := held.get(self._worker, self._dialogue.steps):
+            carried, arenas = carried_of(loaded(state)["optimizer"], self._dialogue.payloads.layout)
+            whole = [
+                one for arena in arenas for one in cut(arena.memory.numpy().data, self._dialogue.payloads.everything)
+            ]
+            self._session.send(Kind.CHANNEL, encode(messages.StateGiven(carried)), whole)
