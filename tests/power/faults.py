@@ -421,7 +421,7 @@ FAULTS = (
     ),
     Fault(
         "server/program.py",
-        "self._checkpointer.answered(worker, cancel.number)",
+        "self.checkpointer.answered(worker, cancel.number)",
         "pass",
         "a worker that comes back after a cancelled step has a wrong count of its contributions",
     ),

@@ -30,6 +30,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.protocol.worker import Aside, Contribution, LeaseReply, RowsServed
+from plesio.server.capabilities.phases import PhaseChanges
 from plesio.server.interfaces import Replies
 from plesio.server.program import Program
 from plesio.transport.doorbell import Located
@@ -142,7 +143,7 @@ class Server(Memory, Replies):
 
     def _ask_for(self, phase: int) -> None:
         self._payload = NEVER
-        self.program.switch(phase, self.now_s())
+        self.program.of(PhaseChanges).switch(phase, self.now_s())
         self.oracle.settled(self.sequencer)
 
     def _tick(self, _: object, __: object) -> None:

@@ -36,19 +36,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import nan
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError, ConfigurationError, DeadlineError, PlesioError, StrategyError
+from plesio.errors import CheckpointError, ConfigurationError, DeadlineError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
-from plesio.protocol.journal import ELSEWHERE, JournalWriter
+from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
@@ -59,11 +59,11 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Riding,
-    RowsRequest,
-    RowsServed,
 )
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
+from plesio.server.capabilities import capabilities_of
+from plesio.server.capability import Capability, those_with
 from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import Progress
@@ -73,7 +73,6 @@ from plesio.server.non_finite import NonFinite
 from plesio.server.paces import Paces
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
-from plesio.transport.client_states import ClientStates
 from plesio.transport.doorbell import Located
 
 WHOLE_ROUND_S = 1.0
@@ -81,6 +80,8 @@ WHOLE_ROUND_S = 1.0
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
 """To who asks for something else than to go on."""
 BEGUN_ANEW = "the workers have begun anew"
+
+C = TypeVar("C", bound=Capability)
 
 
 class Program:
@@ -116,11 +117,11 @@ class Program:
         """Workers are told to stop, each with its next answer."""
         self.listening = [False] * len(meter.workers)
         """Which workers answers reach."""
-        self._replies = replies
+        self.replies = replies
         self.meter = meter
-        self._recorder = recorder or Recorder()
+        self.recorder = recorder or Recorder()
         self._answers = checkpointer is not None
-        self._checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
+        self.checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
         self._tell = tell
         self._seen: set[int] = set()  # workers that have joined
         self._agreement = Agreement(strategy, self.trouble)
@@ -133,16 +134,19 @@ class Program:
         """When the version that is current was made."""
         self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
-        self._timing = CheckpointTiming(self._checkpointer.every_s, sequencer.members.silence_s)
+        self._timing = CheckpointTiming(self.checkpointer.every_s, sequencer.members.silence_s)
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self._by_round = by_round
         self._left_s: dict[int, float] = {}  # by worker
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
-        self._why = -1, ""  # the run is to go over to this phase
-        self.states = self._checkpointer.states
-        self._coming: dict[tuple[int, int, int], str] = {}  # what clients keep, by the contribution that it counts with
-        self._enter(sequencer.phases.now)
+        self.go_by_phase()
+        self._capabilities = capabilities_of(self)
+        able = self._capabilities.values()
+        self._begun, self._went_back = those_with(able, Capability.begun), those_with(able, Capability.went_back)
+        self._joined, self._came = those_with(able, Capability.joined), those_with(able, Capability.came)
+        self._folded, self._discarded = those_with(able, Capability.folded), those_with(able, Capability.discarded)
+        self._unsettled = those_with(able, Capability.unsettled)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -150,9 +154,7 @@ class Program:
             events.Share: self._move,
             events.Forget: self._move,
             events.FoldRows: self._move,
-            events.Serve: self._serve,
             events.Show: self._show,
-            events.Switch: self._switched,
             events.WakeAt: lambda wake: replies.wake_at(wake.time_s),
             events.Discard: self._discard,
             events.Cancel: self._cancel,
@@ -162,11 +164,19 @@ class Program:
             events.Short: self._is_short,
         }
         """What is done of each kind of effect."""
+        for one in able:
+            self.actions |= one.actions
 
-    def _enter(self, phase: int) -> None:
-        """The strategy of this phase holds from now on."""
-        self.phase = phase
-        strategy = self._strategy = self.sequencer.phases.strategy
+    def of(self, kind: type[C]) -> C:
+        """What the run is able to do of this kind."""
+        found = self._capabilities[kind]
+        assert isinstance(found, kind), "by its kind"
+        return found
+
+    def go_by_phase(self) -> None:
+        """The strategy of the sequencer's phase holds from now on."""
+        phase = self.phase = self.sequencer.phases.now
+        strategy = self.strategy = self.sequencer.phases.strategy
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._agreement = self._agreement.under(strategy)
         self._only_time = Located(GoOn(0, False, Verdict.TAKEN, phase=phase), 0)  # where workers only take time
@@ -176,44 +186,42 @@ class Program:
     def begin(self, memory: Memory, now_s: float) -> None:
         """Training begins with the parameters in `memory`: the first worker's, or a checkpoint's in their place."""
         workers = self.sequencer.workers
-        self.memory = self._recorder.memory = memory
-        resumed = self._checkpointer.restore(memory, self.go_back)
+        self.memory = self.recorder.memory = memory
+        resumed = self.checkpointer.restore(memory, self.go_back)
         memory.lacks({})
         if not resumed:
             memory.begin(self.version)
-            if self.phase:  # it was asked for by now
-                memory.do(events.Switch(self.phase, 0.0))
         self.begun, self._begun_at = True, self.version
         if resumed:
-            if begins := self._checkpointer.begins:
-                self._recorder.keep(JournalWriter.note, begins, now_s)
-            self._recorder.keep(JournalWriter.resumed, self.version, self._checkpointer.held_again, now_s)
-            if anew := self._checkpointer.begins_anew():
+            if begins := self.checkpointer.begins:
+                self.recorder.keep(JournalWriter.note, begins, now_s)
+            self.recorder.keep(JournalWriter.resumed, self.version, self.checkpointer.held_again, now_s)
+            if anew := self.checkpointer.begins_anew():
                 self.trouble(None, anew)
         if self.sequencer.workers != workers:  # the checkpoint is of another number
             self.receive(events.Scaled(workers), now_s)
-        self.before = self._checkpointer.taken
+        self.before = self.checkpointer.taken
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
         if self._by_round:
             self.receive(events.RoundBegins(), now_s)
-        whole = self.sequencer.phases.whole
-        if whole.chooses is not None:
-            self.trouble(None, whole.chooses.in_words([one.name for one in whole.phases], self.sequencer.workers))
+        for begun in self._begun:
+            begun(resumed)
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
         was = self.sequencer
         self.listening = [False] * len(self.listening)
         self._seen.clear()
-        self._coming.clear()
+        for went_back in self._went_back:
+            went_back()
         self.sequencer = type(was).restore(
             was.phases.whole, state.leases.workers, state, stealing=was.stealing, silence_s=was.members.silence_s
         )
         self.sequencer.leases.lone = was.leases.lone
         self._begun_at = self.version
-        self._enter(self.sequencer.phases.now)
+        self.go_by_phase()
         self.memory.do(events.Share(self.sequencer.workers))
         self.memory.go_back(self.version)
 
@@ -223,21 +231,6 @@ class Program:
         self.receive(events.Scaled(workers), now_s)
         self.trouble(None, f"scaled from {was} to {workers} workers")
 
-    def switch(self, phase: int, now_s: float, why: str = "") -> None:
-        """The run is to go over to this phase of its strategy, as soon as all have come to where they can; `why`: in words."""
-        known = self.sequencer.phases.whole.phases
-        if not 0 <= phase < len(known):
-            raise StrategyError(
-                f"phase {phase}: the run has {', '.join(f'{at} ({one.name})' for at, one in enumerate(known))}"
-            )
-        phases = self.sequencer.phases
-        if phases.following is None and phase == phases.now:
-            return
-        self._why = phase, why
-        self.receive(events.Switched(phase), now_s)
-        if phases.following is None:
-            self._why = -1, ""
-
     def begin_round(self, clients: tuple[int, ...] | None, now_s: float) -> None:
         """The last version was looked at. A checkpoint that had to wait for that is of it, with what was chosen."""
         self.receive(events.RoundBegins(clients), now_s)
@@ -246,13 +239,13 @@ class Program:
 
     def close_memory(self) -> None:
         self.begun = False
-        self.memory = self._recorder.memory = Memory()
+        self.memory = self.recorder.memory = Memory()
 
     def tick(self, now_s: float) -> None:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
         if self.begun:
             self.receive(events.Ticked(), now_s)
-        self._recorder.keep(JournalWriter.flush)
+        self.recorder.keep(JournalWriter.flush)
         self._tell_news()
         if self._timing.waits:
             self.keep(now_s)
@@ -267,7 +260,7 @@ class Program:
         self.stopping, self.ended_s = True, now_s
         self._timing.stopped()
         self.keep(now_s)
-        if self._strategy.gather.least is not None:
+        if self.strategy.gather.least is not None:
             self.receive(events.GivenUp(), now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
@@ -281,9 +274,9 @@ class Program:
     def keep(self, now_s: float, last: bool = False) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails. `last`: no
         worker is left."""
-        if not (self._checkpointer.writes and self.begun):
+        if not (self.checkpointer.writes and self.begun):
             return
-        lacking = partial(self._checkpointer.lacking, self.memory, self.sequencer)
+        lacking = partial(self.checkpointer.lacking, self.memory, self.sequencer)
         without = self._timing.asked(now_s, self.unsettled, tuple if last else lacking)
         if self._timing.holds_up_end:
             self._writes(True)
@@ -297,11 +290,8 @@ class Program:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint has to wait: the run is drained for another phase; somebody looks at a round, and may choose; or
-        rows of tables have stepped by a contribution that waits for its fold. A resumed run computes that again, and would step
-        them twice."""
-        amid_fold = self.memory.rows is not None and self._strategy.rows.at_once and bool(self.sequencer.unfolded)
-        return amid_fold or self.sequencer.phases.following is not None or self.sequencer.held is not None
+        """Whether a checkpoint has to wait: somebody looks at a round, and may choose; or what the run is able to do wants it."""
+        return self.sequencer.held is not None or any(unsettled() for unsettled in self._unsettled)
 
     def _writes(self, under_way: bool) -> None:
         if under_way != self._writing:
@@ -311,8 +301,8 @@ class Program:
     def _keep(self, now_s: float) -> None:
         if self.is_finite():
             self._writes(True)
-            self._recorder.keep(JournalWriter.flush, durable=True)
-            if why_not := self._checkpointer.write(self.sequencer, self.memory, self._recorder.position):
+            self.recorder.keep(JournalWriter.flush, durable=True)
+            if why_not := self.checkpointer.write(self.sequencer, self.memory, self.recorder.position):
                 self.trouble(None, why_not)
         self._writes(False)
 
@@ -327,7 +317,7 @@ class Program:
     @property
     def counts_together(self) -> bool:
         """Whether workers share counters."""
-        return Counters.name in self._checkpointer.riders.answer
+        return Counters.name in self.checkpointer.riders.answer
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -343,17 +333,7 @@ class Program:
         if self._timing.waits:
             self.trouble(None, f"there is no checkpoint of version {self.version}: it could not be gone on from")
         self._writes(False)
-        self._recorder.end(self.version, now_s)
-
-    def rows_handed_over(self) -> tuple[int, ...]:
-        """The descriptors of files with the rows of tables, if the model has any and there is room for them."""
-        if self.memory.rows is None:
-            return ()
-        try:
-            return self.memory.rows.hand_over()
-        except OSError as error:
-            self.trouble(None, f"the rows of the tables are lost: they cannot be handed over ({error})")
-            return ()
+        self.recorder.end(self.version, now_s)
 
     @property
     def version(self) -> int:
@@ -367,7 +347,7 @@ class Program:
 
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
         """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""
-        time_s = self._replies.now_s() - self.meter.zero_s if self.meter.begun else 0.0
+        time_s = self.replies.now_s() - self.meter.zero_s if self.meter.begun else 0.0
         self._tell(Trouble(Incident(time_s, worker, cut(what)), fatal, kind, died))
 
     # What a worker says
@@ -375,20 +355,20 @@ class Program:
     def returned(self, worker: int) -> None:
         """Somebody has taken a dead worker's seat."""
         self.meter.workers[worker].left = ""
-        self.trouble(worker, f"worker {worker} is back" if not self._strategy.every.among_ranks else BEGUN_ANEW)
+        self.trouble(worker, f"worker {worker} is back" if not self.strategy.every.among_ranks else BEGUN_ANEW)
 
     def joined(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None = None) -> None:
         if worker in self._seen:
-            self._checkpointer.again(worker)
-            self._forget(worker, not self._strategy.every.among_ranks)
+            self.checkpointer.again(worker)
+            self._forget(worker, not self.strategy.every.among_ranks)
         self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
         self._told_choices[worker] = 0
         self.listening[worker] = True
         meter = self.meter.workers[worker]
         meter.came = True
-        if meter.away and self.sequencer.phases.whole.plan:
-            self._recorder.keep(JournalWriter.note, ELSEWHERE.format(worker), now_s, worker)
+        for joined in self._joined:
+            joined(worker, now_s)
         self._joining[worker] = incarnation
         if self.version == self._begun_at:
             self._join(worker, incarnation, now_s, at)
@@ -417,20 +397,19 @@ class Program:
         if made.aside is not None or meter.ahead:
             told = meter.ahead and ready_s is None  # else the driver tells of waits itself
             meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
-        if self._checkpointer.counts:
-            self._checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
+        if self.checkpointer.counts:
+            self.checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
         memory.told(worker, made)
         if made.riders:
             self._told(worker, made.riders)
-            coming = self._checkpointer.riders.turns(worker)
-            if coming and self.states is not None:
-                self._coming[worker, incarnation, made.number] = coming
+            for came in self._came:
+                came(worker, incarnation, made)
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         if self._timing.waits:
             self.keep(now_s)
-        meter.held_since_s = self._replies.now_s()
+        meter.held_since_s = self.replies.now_s()
         self.meter.totals.served_s += meter.held_since_s - now_s
         self.meter.totals.missing_gradients += made.missing
         self.meter.exchanges += 1
@@ -439,7 +418,7 @@ class Program:
 
     def _told(self, worker: int, riding: Riding) -> None:
         try:
-            self._checkpointer.riders.told(worker, riding)
+            self.checkpointer.riders.told(worker, riding)
         except ConfigurationError as error:
             self.trouble(worker, str(error), str(error), type(error).__name__)
 
@@ -452,40 +431,33 @@ class Program:
         way, which would be a smaller one else, and to who has to come to an exchange for the last checkpoint."""
         most = asked.most
         if self.ended_s is not None:
-            whole_round = self._strategy.gather.in_rounds and now_s - self.ended_s <= WHOLE_ROUND_S
+            whole_round = self.strategy.gather.in_rounds and now_s - self.ended_s <= WHOLE_ROUND_S
             if not whole_round and not self._timing.awaits_states:
-                self._replies.supplied(worker, LeaseReply(stop=True))
+                self.replies.supplied(worker, LeaseReply(stop=True))
                 return True
             most = min(most, 1)
         why = self.sequencer.leases.disagreement(worker, asked.epoch, asked.total, asked.digest)
         if why:
-            self._replies.refused(worker, why)
+            self.replies.refused(worker, why)
             return True
         return self.receive(
             events.LeaseWanted(worker, incarnation, asked.epoch, asked.total, most, asked.unused, asked.ahead), now_s
         )
 
-    def wants_rows(self, worker: int, incarnation: int, asked: RowsRequest, now_s: float) -> bool:
-        """Its model needs rows of tables; whether it is a member."""
-        assert self.memory.rows is not None, "its model has tables"
-        self.memory.rows.asked(worker, asked)
-        self.receive(events.RowsWanted(worker, incarnation, asked.number, asked.ahead), now_s)
-        return self.sequencer.members.seat(worker, incarnation) is not None
-
     def over(self, worker: int, died: bool, how: str = "died", told: bool = False) -> None:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
         self._joining.pop(worker, None)
-        self._left_s[worker] = self._replies.now_s()
+        self._left_s[worker] = self.replies.now_s()
         self.meter.workers[worker].left = "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self.meter.seated)
             lent = self.sequencer.leases.per_epoch is not None  # else each has data of its own
             others = "" if alone else f"; the others go on{', its data goes to them' if lent else ''}"
-            if self._strategy.send.stepped and not self._strategy.every.by_client:  # a client begins with a fresh one
+            if self.strategy.send.stepped and not self.strategy.every.by_client:  # a client begins with a fresh one
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
-            if self._strategy.every.among_ranks:
+            if self.strategy.every.among_ranks:
                 state = "" if self.begun and self.memory.holds else "; the state of the optimizer begins anew"
                 what = f"what the workers did after version {self.version} is lost, and its data leased again{state}"
             self.trouble(worker, what, died=True)
@@ -494,7 +466,7 @@ class Program:
         """Nothing comes of it any more."""
         seat = self.sequencer.members.seat(worker, incarnation)
         state = None
-        if died and seat is not None and self._strategy.every.among_ranks:  # its successor goes on with it
+        if died and seat is not None and self.strategy.every.among_ranks:  # its successor goes on with it
             state = self.memory.held(worker, seat.arrived)
         self._forget(worker, died)
         if state is not None:
@@ -521,7 +493,7 @@ class Program:
         actions = self.actions
         for effect in effects:
             actions[type(effect)](effect)
-        self._recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
+        self.recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 
     def _move(self, effect: events.Hold | events.FoldRows | events.Share | events.Forget) -> None:
@@ -531,33 +503,11 @@ class Program:
         if self.listening[show.worker]:
             self.memory.do(show)
 
-    def _switched(self, switch: events.Switch) -> None:
-        was, waited_s = self._strategy, switch.waited_s
-        self.meter.begin_anew()
-        self.memory.elsewhere = frozenset(one.worker for one in self.meter.workers if one.away)
-        try:
-            self.memory.do(switch)
-        except PlesioError as error:
-            self.trouble(None, str(error), str(error), type(error).__name__)
-            return
-        self._enter(switch.phase)
-        what = f"switched from {was.name} to {self._strategy.name} at version {self.version}"
-        asked, why = self._why
-        why = f": {why}" if why and asked == switch.phase else ""  # not another that was asked for meanwhile
-        dropped = self.memory.dropped and f"; {self.memory.dropped}"
-        self.trouble(None, f"{what} (after {waited_s:.2f} s of waiting for the slowest){why}{dropped}")
-        self._why = -1, ""
-
-    def _serve(self, serve: events.Serve) -> None:
-        self.memory.do(serve)
-        if self.listening[serve.worker] and self.memory.rows is not None and self.memory.rows.answers:
-            self._replies.supplied(serve.worker, RowsServed(serve.ahead))
-
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
         """What a worker that is to go on is told."""
         if not self._answers:
             return self._only_time
-        worker, version, stop, riders = effect.worker, effect.version, self.stopping, self._checkpointer.riders
+        worker, version, stop, riders = effect.worker, effect.version, self.stopping, self.checkpointer.riders
         if isinstance(effect, events.Cancel):
             answer: Answer = GoOn(version, stop, Verdict.CANCELLED, 0, riders.answer, phase=self.phase)
         elif effect.number:
@@ -565,7 +515,7 @@ class Program:
                 version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps, phase=self.phase
             )
         else:
-            before = asdict(self._checkpointer.before[worker])
+            before = asdict(self.checkpointer.before[worker])
             answer = Beginning(
                 version, stop, **before, riders=riders.beginning(worker), steps_granted=effect.steps, phase=self.phase
             )
@@ -573,13 +523,13 @@ class Program:
 
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number
-        if number and self._checkpointer.counts:  # it is dealt with, whether anybody is left to hear of that
-            self._checkpointer.answered(worker, number)
+        if number and self.checkpointer.counts:  # it is dealt with, whether anybody is left to hear of that
+            self.checkpointer.answered(worker, number)
         if not self.listening[worker]:
             return
         if self._paces is not None:
             grant = replace(grant, steps=self._paces.allowed(worker))
-        has_it_s = self._replies.granted(grant, self._answer(grant))
+        has_it_s = self.replies.granted(grant, self._answer(grant))
         meter = self.meter.workers[worker]
         if not number:  # the first version everybody has
             meter.granted_s = has_it_s
@@ -589,11 +539,11 @@ class Program:
 
     def _cancel(self, cancel: events.Cancel) -> None:
         worker = cancel.worker
-        if self._checkpointer.counts:
-            self._checkpointer.answered(worker, cancel.number)
+        if self.checkpointer.counts:
+            self.checkpointer.answered(worker, cancel.number)
         if not self.listening[worker]:
             return
-        heard_s = self._replies.called_off(cancel, self._answer(cancel))
+        heard_s = self.replies.called_off(cancel, self._answer(cancel))
         self.meter.answers += 1
         if heard_s is not None:
             self.meter.workers[worker].cancelled(heard_s, cancel.number)
@@ -606,25 +556,17 @@ class Program:
             self._agreement.check(fold, self.sequencer.workers)
         try:
             self.memory.do(fold)
-            if self._coming and self.states is not None:
-                self._count(fold, self.states)
+            for folded in self._folded:
+                folded(fold)
         except (ConfigurationError, CheckpointError) as error:
             self.trouble(None, str(error), str(error), type(error).__name__)
 
-    def _count(self, fold: events.Fold, states: ClientStates) -> None:
-        """What its clients keep is theirs from this version on."""
-        oldest = min((seat.computing for seat in self.sequencer.members.seats.values()), default=fold.version)
-        for one in fold.members:
-            if coming := self._coming.pop((one.worker, one.incarnation, one.number), ""):
-                states.count(coming, fold.version, oldest)
-
     def _discard(self, discard: events.Discard) -> None:
         if discard.verdict in (Verdict.DUPLICATE, Verdict.FENCED):
-            self._replies.repeated(discard)
+            self.replies.repeated(discard)
         else:
-            coming = self._coming.pop((discard.worker, discard.incarnation, discard.number), "")
-            if coming and self.states is not None:
-                self.states.drop(coming)
+            for discarded in self._discarded:
+                discarded(discard)
             self.meter.dropped(discard.worker, discard.verdict.words)
 
     def _leased(self, leased: events.Leased) -> None:
@@ -634,7 +576,7 @@ class Program:
         reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
         if choices and (new := choices[self._told_choices[worker] :]):
             reply, self._told_choices[worker] = replace(reply, choices=tuple(new)), len(choices)
-        self._replies.supplied(worker, reply)
+        self.replies.supplied(worker, reply)
 
     def _round_ended(self, ended: events.RoundEnded) -> None:
         time_s, version, samples = self.standing(self._now_s)
@@ -642,7 +584,7 @@ class Program:
         worked = [max(0.0, one.ready_s - one.granted_s) for one in meters]
         sites = tuple((one.worker, one.samples, took_s) for one, took_s in zip(ended.members, worked, strict=True))
         made = RoundMade(time_s=time_s, version=version, samples=samples, sites=sites, per_round=ended.per_round)
-        self._replies.round_ended(made)
+        self.replies.round_ended(made)
 
     def _is_short(self, short: events.Short) -> None:
         """Too few workers are left for a version: say who is missing, and how long the others wait."""
@@ -672,7 +614,7 @@ class Program:
         self.listening[worker] = False
         self._left_s[worker] = self._now_s
         self.meter.workers[worker].left = "evicted"
-        self._replies.evicted(evict)
+        self.replies.evicted(evict)
 
 
 def event_of(made: Contribution, worker: int, incarnation: int) -> events.Pushed:

@@ -36,6 +36,8 @@ from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
+from plesio.server.capabilities.phases import PhaseChanges
+from plesio.server.capabilities.tables import Tables
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
@@ -300,7 +302,7 @@ class Server(Replies):
             case launcher.Measure(window_s):
                 self.tell_engine(self._figures.lately(self.now_s(), window_s))
             case launcher.Switch(phase, why):
-                self.program.switch(phase, self.now_s(), why)
+                self.program.of(PhaseChanges).switch(phase, self.now_s(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
@@ -365,7 +367,7 @@ class Server(Replies):
             return
         if isinstance(request, protocol.RowsRequest):
             try:
-                self.program.wants_rows(line.worker, line.incarnation, request, self.now_s())
+                self.program.of(Tables).wants_rows(line.worker, line.incarnation, request, self.now_s())
             except ConfigurationError as error:  # its worker has looked, too
                 self._cut_off(line, error)
         elif line.leaving:
@@ -440,7 +442,7 @@ class Server(Replies):
         lies = machine.view(ENGINE, final=True)
         program.close(self.now_s())
         figures = self._figures.final(self.now_s(), lies, machine.blocks.model)
-        self.engine.send(figures, (machine.blocks.ring_descriptor, *program.rows_handed_over()))
+        self.engine.send(figures, (machine.blocks.ring_descriptor, *program.of(Tables).handed_over()))
         self._snapshots.see_out(self._timeout_s)
 
     def _tell(self, message: Trouble | Writing | StopRequest) -> None:

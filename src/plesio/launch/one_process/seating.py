@@ -89,6 +89,7 @@ class Seating:
         else:
             blocks = self.memory.blocks
             blocks.check(hello)
+        states = self._program.checkpointer.states
         worker.resume(
             Place(
                 blocks.layout,
@@ -101,7 +102,7 @@ class Seating:
                 wanted=lambda: 1 + self._holds,
                 keeps=self._holds,
                 state=partial(self.memory.state_for, worker.rank),
-                states=str(self._program.states.folder) if self._program.states is not None else "",
+                states=str(states.folder) if states is not None else "",
                 rows=blocks.rows,
                 bring=partial(setattr, blocks, "brought"),
             )

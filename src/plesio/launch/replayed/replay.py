@@ -55,6 +55,7 @@ from plesio.protocol.worker import (
     RowsRequest,
     RowsServed,
 )
+from plesio.server.capabilities.tables import Tables
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.keeping import Keeping
@@ -308,7 +309,7 @@ class _Replay(Replies):
             asked = seat.rows_asked if event.ahead else seat.request
             if not isinstance(asked, RowsRequest) or asked.number != event.number:
                 raise self._otherwise(seat, event)
-            program.wants_rows(worker, event.incarnation, asked, time_s)
+            program.of(Tables).wants_rows(worker, event.incarnation, asked, time_s)
         else:  # one under way when its worker was evicted: the sequencer, too, takes no notice of it
             otherwise = isinstance(event, events.LeaseWanted) and not answers(event, seat.request)
             if holds and otherwise and not seat.asked_ahead:

@@ -42,6 +42,8 @@ from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
 from plesio.protocol.launcher import Final, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.worker import Contribution, GoOn, LeaseReply, LeaseRequest, RowsRequest, RowsServed
+from plesio.server.capabilities.phases import PhaseChanges
+from plesio.server.capabilities.tables import Tables
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
@@ -157,7 +159,7 @@ class VirtualRun(Replies):
 
     def switch(self, phase: int, why: str = "") -> None:
         """Have the run go over to another phase of its strategy."""
-        self.program.switch(phase, self.clock.now_s, why)
+        self.program.of(PhaseChanges).switch(phase, self.clock.now_s, why)
         self._settle()
 
     def end_at(self, time_s: float, why: str, worker: int) -> None:
@@ -380,7 +382,7 @@ class VirtualRun(Replies):
                 self._fenced(index, message.incarnation)
             self._settle()
         elif isinstance(request, RowsRequest):
-            if not self.program.wants_rows(index, message.incarnation, request, now_s):
+            if not self.program.of(Tables).wants_rows(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)
             self._settle()
         elif self._workers[index].incarnation == message.incarnation:

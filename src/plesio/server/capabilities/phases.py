@@ -1,0 +1,65 @@
+"""The run goes over to another phase of its strategy (`plesio.core.switching`): who asks why, and what it told."""
+
+from __future__ import annotations
+
+from plesio.core.events import Switch, Switched
+from plesio.errors import PlesioError, StrategyError
+from plesio.protocol.journal import ELSEWHERE, JournalWriter
+from plesio.server.capability import Capability, Serving
+
+
+class PhaseChanges(Capability):
+    def __init__(self, program: Serving) -> None:
+        super().__init__(program)
+        self.actions = {Switch: self._switch}
+        self._why = -1, ""  # the phase that was asked for
+
+    @staticmethod
+    def is_of(program: Serving) -> bool:
+        return bool(program.sequencer.phases.whole.plan)
+
+    def begun(self, resumed: bool) -> None:
+        phases = self.program.sequencer.phases
+        if phases.now and not resumed:  # it was asked for by now
+            self.program.memory.do(Switch(phases.now, 0.0))
+        if (chooses := phases.whole.chooses) is not None:
+            names = [one.name for one in phases.whole.phases]
+            self.program.trouble(None, chooses.in_words(names, self.program.sequencer.workers))
+
+    def joined(self, worker: int, now_s: float) -> None:
+        if self.program.meter.workers[worker].away:
+            self.program.recorder.keep(JournalWriter.note, ELSEWHERE.format(worker), now_s, worker)
+
+    def unsettled(self) -> bool:
+        return self.program.sequencer.phases.following is not None
+
+    def switch(self, phase: int, now_s: float, why: str = "") -> None:
+        """The run is to go over to this phase, as soon as all have come to where they can; `why`: in words."""
+        phases = self.program.sequencer.phases
+        known = phases.whole.phases
+        if not 0 <= phase < len(known):
+            names = ", ".join(f"{at} ({one.name})" for at, one in enumerate(known))
+            raise StrategyError(f"phase {phase}: the run has {names}")
+        if phases.following is None and phase == phases.now:
+            return
+        self._why = phase, why
+        self.program.receive(Switched(phase), now_s)
+        if phases.following is None:
+            self._why = -1, ""
+
+    def _switch(self, switch: Switch) -> None:
+        program, memory, was = self.program, self.program.memory, self.program.strategy
+        program.meter.begin_anew()
+        memory.elsewhere = frozenset(one.worker for one in program.meter.workers if one.away)
+        try:
+            memory.do(switch)
+        except PlesioError as error:
+            program.trouble(None, str(error), str(error), type(error).__name__)
+            return
+        program.go_by_phase()
+        what = f"switched from {was.name} to {program.strategy.name} at version {program.sequencer.version}"
+        asked, why = self._why
+        why = f": {why}" if why and asked == switch.phase else ""  # not another that was asked for meanwhile
+        dropped = memory.dropped and f"; {memory.dropped}"
+        program.trouble(None, f"{what} (after {switch.waited_s:.2f} s of waiting for the slowest){why}{dropped}")
+        self._why = -1, ""

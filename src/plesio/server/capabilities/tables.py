@@ -1,0 +1,45 @@
+"""Workers are served rows of tables (`plesio.core.row_requests`)."""
+
+from __future__ import annotations
+
+from plesio.core.events import RowsWanted, Serve
+from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.server.capability import Capability, Serving
+
+
+class Tables(Capability):
+    """Of a run whose model may have tables: that is known when it is there."""
+
+    def __init__(self, program: Serving) -> None:
+        super().__init__(program)
+        self.actions = {Serve: self._serve}
+
+    def wants_rows(self, worker: int, incarnation: int, asked: RowsRequest, now_s: float) -> bool:
+        """Its model needs rows; whether it is a member."""
+        program = self.program
+        assert program.memory.rows is not None, "its model has tables"
+        program.memory.rows.asked(worker, asked)
+        program.receive(RowsWanted(worker, incarnation, asked.number, asked.ahead), now_s)
+        return program.sequencer.members.seat(worker, incarnation) is not None
+
+    def _serve(self, serve: Serve) -> None:
+        memory = self.program.memory
+        memory.do(serve)
+        if self.program.listening[serve.worker] and memory.rows is not None and memory.rows.answers:
+            self.program.replies.supplied(serve.worker, RowsServed(serve.ahead))
+
+    def unsettled(self) -> bool:
+        """Rows have stepped by a contribution that waits for its fold. A resumed run computes that again, and would step them
+        twice."""
+        program = self.program
+        return program.memory.rows is not None and program.strategy.rows.at_once and bool(program.sequencer.unfolded)
+
+    def handed_over(self) -> tuple[int, ...]:
+        """The descriptors of files with the rows, if the model has any and there is room for them."""
+        rows = self.program.memory.rows
+        try:
+            return rows.hand_over() if rows is not None else ()
+        except OSError as error:
+            why = f"the rows of the tables are lost: they cannot be handed over ({error})"
+            self.program.trouble(None, why)
+            return ()

@@ -1,0 +1,91 @@
+"""The port of a capability at the server: something that a run may be able to do, of which one that cannot pays nothing.
+
+A capability is a file of `plesio.server.capabilities`. It sees the program as `Serving`, and gives what it needs of this:
+
+| it gives    | and the program                                                                               |
+| ----------- | --------------------------------------------------------------------------------------------- |
+| `actions`   | does effects of these kinds by it                                                             |
+| `begun`     | calls it when there is a model                                                                |
+| `went_back` | calls it when the run goes on from a checkpoint, and nobody is a member                       |
+| `joined`    | calls it when a process has taken a worker's seat, before the sequencer hears of it           |
+| `came`      | calls it with a contribution, before the sequencer hears of it                                |
+| `folded`    | calls it when a version is made                                                               |
+| `discarded` | calls it when a contribution is not to count                                                  |
+| `unsettled` | writes no checkpoint while it holds                                                           |
+
+The program asks at its start who gives what (`those_with`). Drivers reach a capability by `Program.of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import nan
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from plesio.core.events import Discard, Event, Fold
+from plesio.core.sequencer import Sequencer
+from plesio.memory.port import Memory
+from plesio.observe.meter import Meter
+from plesio.protocol.worker import Contribution
+from plesio.server.checkpointer import Checkpointer
+from plesio.server.interfaces import Replies
+from plesio.server.recording import Recorder
+from plesio.strategy import Strategy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Serving(Protocol):
+    """What a capability sees of the server's program, and may have it do."""
+
+    sequencer: Sequencer
+    memory: Memory
+    meter: Meter
+    replies: Replies
+    recorder: Recorder
+    checkpointer: Checkpointer
+    strategy: Strategy
+    listening: list[bool]
+
+    def receive(self, event: Event, now_s: float, loss: float = nan) -> bool: ...
+    def go_by_phase(self) -> None: ...
+    def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None: ...
+
+
+class Capability:
+    """One that gives nothing, of the run that `program` serves."""
+
+    actions: Mapping[type, Callable[[Any], None]] = {}
+
+    def __init__(self, program: Serving) -> None:
+        self.program = program
+
+    @staticmethod
+    def is_of(program: Serving) -> bool:
+        """Whether the run has it."""
+        return True
+
+    def begun(self, resumed: bool) -> None: ...
+    def went_back(self) -> None: ...
+    def joined(self, worker: int, now_s: float) -> None: ...
+    def came(self, worker: int, incarnation: int, made: Contribution) -> None: ...
+    def folded(self, fold: Fold) -> None:
+        """`ConfigurationError`, `CheckpointError`: the run cannot go on."""
+
+    def discarded(self, discard: Discard) -> None: ...
+    def unsettled(self) -> bool:
+        return False
+
+
+def those_with(given: Iterable[Capability], hook: Callable[Concatenate[Any, P], R]) -> tuple[Callable[P, R], ...]:
+    """Of those that give this method of `Capability`, in their order, the method itself.
+
+    >>> class Waits(Capability):
+    ...     def unsettled(self) -> bool:
+    ...         return True
+    >>> program = None
+    >>> [asked() for asked in those_with([Capability(program), Waits(program)], Capability.unsettled)]
+    [True]
+    """
+    return tuple(getattr(one, hook.__name__) for one in given if getattr(type(one), hook.__name__) is not hook)
