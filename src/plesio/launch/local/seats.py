@@ -81,63 +81,58 @@ class Seats:
 
     def knocked(self, process: Process, knock: remote.Knock) -> None:
         """Give it a seat, or tell it why not."""
-        if knock.holds_rows:
-            self._table_server_knocked(process, knock)
-            return
-        if knock.leader:
-            self._rank_knocked(process, knock)
-            return
-        why, for_now = self._unlike(knock), False
-        worker = self._free(knock.rank) if not why else None
-        with suppress(ChannelClosedError):  # the others do not care
-            if worker is not None:
-                self._seat(process, worker, knock)
-                here = sum(not one.gone for one in self._holders.values())
-                log.info("worker %d is %s; %d of %d are here", worker, knock.who, here, self.workers)
-                return
-            if not why:
-                why, for_now = self._taken(knock)
-            process.channel.send(remote.Refused("ConfigurationError", why, for_now))
-            log.info("%s was refused: %s", knock.who, cut(why))
+        take = self._seat_table_server if knock.holds_rows else self._seat_rank if knock.leader else self._seat_worker
+        with suppress(ChannelClosedError):  # it has gone, and the others do not care
+            why, for_now = take(process, knock)
+            if why:
+                process.channel.send(remote.Refused("ConfigurationError", why, for_now))
+                log.info("%s was refused: %s", knock.who, cut(why))
 
-    def _rank_knocked(self, process: Process, knock: remote.Knock) -> None:
+    # These say why there is no seat, if there is none, and whether that is perhaps only for now
+
+    def _seat_worker(self, process: Process, knock: remote.Knock) -> tuple[str, bool]:
+        if why := self._unlike(knock):
+            return why, False
+        if (worker := self._free(knock.rank)) is None:
+            return self._taken(knock)
+        self._seat(process, worker, knock)
+        here = sum(not one.gone for one in self._holders.values())
+        log.info("worker %d is %s; %d of %d are here", worker, knock.who, here, self.workers)
+        return "", False
+
+    def _seat_rank(self, process: Process, knock: remote.Knock) -> tuple[str, bool]:
         """Tie it to the first rank of its island, which has the seat."""
         leader = self._tickets.get(knock.leader)
-        with suppress(ChannelClosedError):  # it has gone
-            if leader is None or leader.gone or leader.replaced or knock.place not in leader.ties:
-                why = f"{knock.who}: rank {knock.place} comes too late, twice, or its rank 0 is not here any more"
-                process.channel.send(remote.Refused("ConfigurationError", why))
-                log.info("refused: %s", cut(why))
-                return
-            assert leader.worker is not None, "it has a ticket"
-            process.worker, process.rank = leader.worker, knock.place
-            process.title = named(process.worker, process.rank, knock.ranks)
-            tie = leader.ties.pop(knock.place)
-            seated = self._seated(process, process.worker, self._incarnations[process.worker])
-            process.channel.send(remote.Seat(seated), [tie])
-            close_quietly(tie)
-            log.info("%s is %s", process.title, knock.who)
+        if leader is None or leader.gone or leader.replaced or knock.place not in leader.ties:
+            return f"{knock.who}: rank {knock.place} comes too late, twice, or its rank 0 is not here any more", False
+        assert leader.worker is not None, "it has a ticket"
+        process.worker, process.rank = leader.worker, knock.place
+        process.title = named(process.worker, process.rank, knock.ranks)
+        tie = leader.ties.pop(knock.place)
+        seated = self._seated(process, process.worker, self._incarnations[process.worker])
+        process.channel.send(remote.Seat(seated), [tie])
+        close_quietly(tie)
+        log.info("%s is %s", process.title, knock.who)
+        return "", False
 
-    def _table_server_knocked(self, process: Process, knock: remote.Knock) -> None:
+    def _seat_table_server(self, process: Process, knock: remote.Knock) -> tuple[str, bool]:
         vacant, joining = self._processes.vacant, self._job.table_servers - self._job.servers_here
-        why = self._unlike(knock)
-        if not why and not vacant:
-            how = (
-                f"all {joining} that it waits for are here" if joining else "begin it with --servers and --servers-join"
+        if why := self._unlike(knock):
+            return why, False
+        if not vacant:
+            all_here = f"all {joining} that it waits for are here"
+            return (
+                f"the run needs no table server: {all_here if joining else 'begin it with --servers and --servers-join'}",
+                False,
             )
-            why = f"the run needs no table server: {how}"
-        with suppress(ChannelClosedError):  # it has gone
-            if why:
-                process.channel.send(remote.Refused("ConfigurationError", why))
-                log.info("%s was refused: %s", knock.who, cut(why))
-                return
-            number = min(vacant)
-            line = vacant.pop(number)
-            process.title = f"{TABLE_SERVER_TITLE}{number} at {cut(knock.who)}"
-            self.table_servers.append(process)
-            process.channel.send(remote.Seat(self._seated(process, number, 1)), [line])
-            close_quietly(line)
-            log.info("%s; %d of %d are here", process.title, joining - len(vacant), joining)
+        number = min(vacant)
+        line = vacant.pop(number)
+        process.title = f"{TABLE_SERVER_TITLE}{number} at {cut(knock.who)}"
+        self.table_servers.append(process)
+        process.channel.send(remote.Seat(self._seated(process, number, 1)), [line])
+        close_quietly(line)
+        log.info("%s; %d of %d are here", process.title, joining - len(vacant), joining)
+        return "", False
 
     def tell(self, error: PlesioError | None) -> int:
         """Tell workers that somebody else started, and table servers, why the run ended; how many. Of an end without an error

@@ -29,26 +29,23 @@ class WorkerRows(RowPayloads):
 
     def __init__(self, slots: Sequence[RowSlots], reader: int) -> None:
         super().__init__(slots, reader)
-        self._asked: RowsRequest | None = None
-        self._ahead: RowsRequest | None = None
+        self._open: dict[bool, RowsRequest] = {}  # what is not sent; one that was asked for ahead, and one that was not
         self._fetched = self._came = False  # what was asked for ahead: by the worker; from the server
 
     def may_ask(self, request: RowsRequest, following: int, answers: int) -> bool:
         """Whether it may, whose contribution `following` is its next, after so many answers."""
-        number, ahead = request.number, self._ahead
-        if not self.slots:  # there are no tables
-            return False
+        number, ahead = request.number, self._open.get(True)
         if request.ahead and not request.wanted:
             return ahead is not None and ahead.number == number == following and not self._fetched
-        if not self._has_room(request):
+        if not (self.slots and self._has_room(request)):
             return False
         if request.ahead:
             return ahead is None and number == following + 1 and following <= answers
-        return self._asked is None and number in (0, following) and self.may_send(number)
+        return False not in self._open and number in (0, following) and self.may_send(number)
 
     def may_send(self, number: int) -> bool:
         """Whether nothing that was asked for contribution `number` is still to come."""
-        return all(one is None or one.number != number for one in (self._asked, self._ahead))
+        return all(one.number != number for one in self._open.values())
 
     def _has_room(self, request: RowsRequest) -> bool:
         """Whether these rows are behind those before, and fit in."""
@@ -69,21 +66,14 @@ class WorkerRows(RowPayloads):
         """It has asked."""
         if request.wanted:
             self.asked(request)
-        if not request.ahead:
-            self._asked = request
-        elif request.wanted:
-            self._ahead = request
+            self._open[request.ahead] = request
         else:
             self._fetched = True
 
     def just_served(self) -> list[bool]:
         """What several servers have laid that it was not told of, and whether it asked for that ahead."""
-        waiting = [self._asked, None if self._came else self._ahead]
-        return [
-            one.ahead
-            for one in waiting
-            if one is not None and all(slots.has_served(self._reader, one) for slots in self.slots)
-        ]
+        waiting = [(ahead, one) for ahead, one in self._open.items() if not (ahead and self._came)]
+        return [ahead for ahead, one in waiting if all(slots.has_served(self._reader, one) for slots in self.slots)]
 
     def served(self, ahead: bool) -> None:
         """Rows lie in the place."""
@@ -91,14 +81,10 @@ class WorkerRows(RowPayloads):
 
     def is_due(self, ahead: bool) -> bool:
         """Whether rows are to be sent now; `ahead`: those that were asked for so."""
-        return self._asked is not None if not ahead else self._fetched and self._came
+        return ahead in self._open and (not ahead or (self._fetched and self._came))
 
     def due(self, ahead: bool) -> list[memoryview]:
         """They are sent."""
-        request = self._ahead if ahead else self._asked
         if ahead:
-            self._ahead, self._fetched, self._came = None, False, False
-        else:
-            self._asked = None
-        assert request is not None, "they are due"
-        return self.values(request)
+            self._fetched = self._came = False
+        return self.values(self._open.pop(ahead))
