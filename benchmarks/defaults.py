@@ -5,8 +5,9 @@
 `exchange.py` races plain SGD without a correction on one flat tensor. Here every step is a training step: zero_grad, backward (of
 the flat models one whose gradient lies ready), step. Rates are steps/s of all workers together. The rivals: the bare optimizer
 pass on one thread, which bounds a server that applies every push; memory itself, where one thread moves as many bytes as the
-server does for a contribution of the default `async_sgd` with momentum (nine arrays); DistributedDataParallel; Hogwild! by hand,
-each worker with an optimizer of its own on memory that they share; and for one worker a plain loop with as many threads.
+server does for a contribution of the default `async_sgd` with momentum (nine arrays), or two threads at once as many as a step of
+`allreduce` does (fifteen); DistributedDataParallel; Hogwild! by hand, each worker with an optimizer of its own on memory that
+they share, and the same where each gradient is tested for NaN; and for one worker a plain loop with as many threads.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ def bare_pass(number: int, workers: int, seconds: float) -> float:
     return sum(rivals.together(_bare_pass, 1, number, seconds))
 
 
-def memory(number: int, workers: int, seconds: float) -> float:
-    return sum(rivals.together(_memory, 1, number, seconds))
+def moved(arrays: int, copies: int, processes: int, number: int, workers: int, seconds: float) -> float:
+    return sum(rivals.together(functools.partial(_moved, arrays, copies), processes, number, seconds))
 
 
 def ddp(number: int, workers: int, seconds: float) -> float:
@@ -131,7 +132,11 @@ def ddp(number: int, workers: int, seconds: float) -> float:
 
 
 def hogwild_by_hand(number: int, workers: int, seconds: float) -> float:
-    return sum(rivals.together(_hogwild, workers, number, seconds))
+    return sum(rivals.together(functools.partial(_hogwild, False), workers, number, seconds))
+
+
+def hogwild_checked(number: int, workers: int, seconds: float) -> float:
+    return sum(rivals.together(functools.partial(_hogwild, True), workers, number, seconds))
 
 
 def plain_loop(number: int, workers: int, seconds: float) -> float:
@@ -145,16 +150,16 @@ def _bare_pass(rank: int, processes: int, rendezvous: str, number: int, seconds:
     return rivals.steps_per_s(optimizer.step, seconds)
 
 
-def _memory(rank: int, processes: int, rendezvous: str, number: int, seconds: float) -> float:
-    """The fold reads weights, contribution, old weights, momentum and the sum of momenta, and writes four of these."""
+def _moved(arrays: int, copies: int, rank: int, processes: int, rendezvous: str, number: int, seconds: float) -> float:
+    """So many copies among so many arrays of the model's size, and one more that is read."""
     size = sum(one.numel() for one in WORKS[number].build().parameters())
-    *read, alone = (torch.ones(size) for _ in range(5))
-    written = [torch.ones(size) for _ in range(4)]
+    places = [torch.ones(size) for _ in range(arrays)]
+    pairs = [(places[2 * one % arrays], places[(2 * one + 1) % arrays]) for one in range(copies)]
 
     def step() -> None:
-        for one, other in zip(written, read, strict=True):
-            one.copy_(other)
-        alone.sum()
+        for read, written in pairs:
+            written.copy_(read)
+        places[-1].sum()
 
     return rivals.steps_per_s(step, seconds)
 
@@ -169,7 +174,8 @@ def _ddp(rank: int, processes: int, rendezvous: str, number: int, seconds: float
     return rate
 
 
-def _hogwild(rank: int, processes: int, rendezvous: str, number: int, seconds: float) -> float:
+def _hogwild(checked: bool, rank: int, processes: int, rendezvous: str, number: int, seconds: float) -> float:
+    """`checked`: a step by a gradient that is not finite is left out, as plesio does."""
     model = WORKS[number].build()
     sizes = [one.numel() for one in model.parameters()]
     place = rendezvous.removeprefix("file://") + ".weights"
@@ -181,7 +187,20 @@ def _hogwild(rank: int, processes: int, rendezvous: str, number: int, seconds: f
     there[rank] = 1
     while not there.all():  # alone each would have the caches to itself
         time.sleep(1e-3)
-    return rivals.steps_per_s(rivals.training_step(model, optimizer), seconds)
+    step = _checked_step(model, optimizer) if checked else rivals.training_step(model, optimizer)
+    return rivals.steps_per_s(step, seconds)
+
+
+def _checked_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model().backward()
+        if all(one.grad is None or one.grad.sum().isfinite() for one in parameters):
+            optimizer.step()
+
+    return step
 
 
 def _plain_loop(rank: int, processes: int, rendezvous: str, number: int, seconds: float) -> float:
@@ -191,21 +210,26 @@ def _plain_loop(rank: int, processes: int, rendezvous: str, number: int, seconds
     return rivals.steps_per_s(rivals.training_step(model, optimizer), seconds)
 
 
-LIMIT = "nine arrays moved"
+NINE, FIFTEEN, CHECKED = "nine arrays moved", "fifteen arrays moved by each", "by hand, gradients checked"
+LIMITS = (NINE, FIFTEEN, CHECKED)
 RIVALS = {
     "bare pass": bare_pass,
-    LIMIT: memory,
+    NINE: functools.partial(moved, 9, 4, 1),
+    FIFTEEN: functools.partial(moved, 7, 7, 2),
+    CHECKED: hogwild_checked,
     "DDP": ddp,
     "Hogwild! by hand": hogwild_by_hand,
     "plain loop": plain_loop,
 }
 AGAINST = [
     ("async_sgd", "bare pass"),
-    ("async_sgd", LIMIT),
+    ("async_sgd", NINE),
     ("async_sgd plain", "bare pass"),
     ("sync_sgd", "DDP"),
     ("allreduce", "DDP"),
+    ("allreduce", FIFTEEN),
     ("hogwild", "Hogwild! by hand"),
+    ("hogwild", CHECKED),
 ]
 
 
@@ -219,7 +243,7 @@ def raced(number: int, workers: int, against: Sequence[tuple[str, str]], options
     rates = interleave(tasks, options.runs, f"{work.name}, {few}")
     rows = []
     for name, rival in against:
-        target = ">= 0.95" if workers == 1 else work.wanted.get(name) if rival != LIMIT else None
+        target = ">= 0.95" if workers == 1 else work.wanted.get(name) if rival not in LIMITS else None
         measure = f"{work.name}, {few}: {name}"
         rows.append(row(measure, rates[name], "steps/s", against=rival, against_values=rates[rival], target=target))
     return rows

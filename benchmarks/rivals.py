@@ -258,7 +258,7 @@ def together(body: Body, processes: int, params: int, seconds: float) -> list[fl
             if late:
                 raise RivalError(f"not ended cleanly {_END_S:.0f} s after the result: {', '.join(late)}")
         except RivalError as error:
-            raise RivalError(f"{body.__name__}: {error}\n{complaints(Path(folder))}") from None
+            raise RivalError(f"{getattr(body, 'func', body).__name__}: {error}\n{complaints(Path(folder))}") from None
         finally:
             _end(process for process, _ in started)
     return results
