@@ -60,7 +60,7 @@ def test_the_demo_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_demo_lies_in_the_wheel_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {"examples/digits.py": "plesio/examples/digits.py"}
+    assert wheel["force-include"]["examples/digits.py"] == "plesio/examples/digits.py"
     assert demo.PLACES == (ROOT / "src/plesio", ROOT)
     monkeypatch.chdir(ROOT)
     assert demo.script() == Path("examples/digits.py")
