@@ -48,7 +48,8 @@ class LoggedTurns(Turns):
         return partial(self._take, server)
 
     def _take(self, server: Served, source: int, now_s: float) -> None:
-        if self._is_durable and server.program.memory.laid_out != self._laid_out:  # the poller tells of it again
+        laid_out_anew = self._is_durable and server.program.memory.laid_out != self._laid_out
+        if laid_out_anew and source != OVER:  # the poller tells of it again, but nobody of the end
             return
         self._log.turn(source, now_s)
         server.take(source, now_s)
