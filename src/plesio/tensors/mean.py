@@ -175,7 +175,7 @@ class Accumulator:
 
     def __init__(self, arena: Arena, count: int, beside: Sequence[Arena] = ()) -> None:
         self.arena = arena
-        self.arenas = (arena, *beside)
+        self._beside = beside
         self.count = count
         self._down = 1.0  # the power of two that the sum is scaled by
         self._empty = True
@@ -222,11 +222,10 @@ class Accumulator:
 
     def _constant(self, segment: int, first: torch.Tensor | None) -> _Constant:
         """That of a segment, of which one is the first; or as it lies beside the sum."""
-        _, *beside = self.arenas
-        if not beside:
+        if not self._beside:
             assert first is not None, "it lies nowhere"
             return _Constant.of(first)
-        values, bools = beside
+        values, bools = self._beside
         value, start = values.flat[segment], values.layout.segments[segment].start
         where = bools.memory[start : start + value.numel()].view(torch.bool)
         if first is not None:
@@ -239,7 +238,7 @@ class Accumulator:
         return [self._down, self._empty, list(self._weights.items()), list(self._constants)]
 
     def take(self, numbers: Sequence[Any]) -> None:
-        """Go on from these numbers, with what lies in `arenas`."""
+        """Go on from these numbers, with what lies in `arena` and beside it."""
         self._down, self._empty, weights, constants = numbers
         self._weights = dict(weights)
         self._constants = {segment: self._constant(segment, None) for segment in constants}

@@ -120,11 +120,9 @@ class Seats:
         if why := self._unlike(knock):
             return why, False
         if not vacant:
-            all_here = f"all {joining} that it waits for are here"
-            return (
-                f"the run needs no table server: {all_here if joining else 'begin it with --servers and --servers-join'}",
-                False,
-            )
+            here = f"all {joining} that it waits for are here"
+            how = here if joining else "begin it with --servers and --servers-join"
+            return f"the run needs no table server: {how}", False
         number = min(vacant)
         line = vacant.pop(number)
         process.title = f"{TABLE_SERVER_TITLE}{number} at {cut(knock.who)}"

@@ -117,10 +117,8 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         os.close(board)
         self._held = Held(rest[0]) if len(rest) > welcome.servers else None
         nbytes = dialogue.payloads.layout.nbytes
-        dialogue.ring, dialogue.slot = (
-            Ring(parts(ring, nbytes, welcome.buffers)),
-            parts(slots, nbytes, seats)[self._worker],
-        )
+        dialogue.ring = Ring(parts(ring, nbytes, welcome.buffers))
+        dialogue.slot = parts(slots, nbytes, seats)[self._worker]
 
     def _from_answer(self) -> None:
         if (read := self._answers.read()) is None:
@@ -129,17 +127,15 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         if not body:
             raise ChannelClosedError("the server")
         answer, dialogue = decode_answer(body), self._dialogue
-        if self._held is not None and (
-            isinstance(answer, messages.Beginning) or answer.phase != dialogue.payloads.phase
-        ):
+        begins = isinstance(answer, messages.Beginning) or answer.phase != dialogue.payloads.phase
+        if self._held is not None and begins:
             self._send_state(self._held)
         self._tell(answer, PLACE.pack(dialogue.shown) + body)
 
     def _send_state(self, held: Held) -> None:
         """What the worker's optimizer goes on with, if that is left for it."""
         if state := held.get(self._worker, self._dialogue.steps):
-            carried, arenas = carried_of(loaded(state)["optimizer"], self._dialogue.payloads.layout)
-            whole = [
-                one for arena in arenas for one in cut(arena.memory.numpy().data, self._dialogue.payloads.everything)
-            ]
+            payloads = self._dialogue.payloads
+            carried, arenas = carried_of(loaded(state)["optimizer"], payloads.layout)
+            whole = [one for arena in arenas for one in cut(arena.memory.numpy().data, payloads.everything)]
             self._session.send(Kind.CHANNEL, encode(messages.StateGiven(carried)), whole)
