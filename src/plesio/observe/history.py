@@ -161,6 +161,8 @@ def read_summary(run: Path) -> Summary:
         written = msgspec.json.decode(path.read_bytes())
         for one in [*written["history"], *written["logged"]]:  # JSON has null for what is no number
             one["metrics"] = {name: nan if value is None else value for name, value in one["metrics"].items()}
+        if not written["strategy"]:
+            raise ValueError("it names no strategy")
         return msgspec.convert(written, Summary, str_keys=True)
     except OSError as error:
         raise ConfigurationError(
