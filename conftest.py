@@ -9,6 +9,7 @@ folder to write into."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from typing import Any
@@ -65,5 +66,7 @@ def train(worker: Any) -> None:
 def _names_of_examples(request: pytest.FixtureRequest) -> None:
     if not isinstance(request.node, pytest.DoctestItem):
         return
-    request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.chdir(request.getfixturevalue("tmp_path"))
+    monkeypatch.setattr(logging.getLogger("plesio"), "handlers", [])  # a command that was tested before shows the log
     request.getfixturevalue("doctest_namespace").update(ps=ps, torch=torch, train=train)

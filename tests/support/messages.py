@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from enum import Enum
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
@@ -44,6 +44,8 @@ def messages(kind: Any) -> st.SearchStrategy[Any]:
     if kind in ATOMS:
         return ATOMS[kind]
     origin, given = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return messages(given[0])
     if origin in (Union, types.UnionType):
         return st.one_of(*map(messages, given))
     if origin is tuple and given[-1] is not ...:

@@ -182,7 +182,7 @@ def build_folder(
     master = Master(versions, state, averages, strategy.correct.corrects) if has_master else None
     first = first if master is None else master.weights
     if specs:
-        optimizer = StatefulOptimizer(specs, first, partial(state.array, "optimizer", When.STEP), threads)
+        optimizer = StatefulOptimizer(specs, first, state.maker("optimizer", When.STEP), threads)
         optimizer.copies_always = after is not None
         state.parts["optimizer"] = optimizer
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):

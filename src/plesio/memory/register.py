@@ -57,6 +57,18 @@ class Register:
             self._arrays[part][name] = arena
         return arena
 
+    def maker(self, name: str, when: When) -> Callable[[], Arena]:
+        """Makes arrays as `array` does. A part may keep it: it does not lead back here, so memory goes when a run ends, not when
+        somebody looks for cycles."""
+        new, changing = self.new, self._changing[when, None]
+
+        def make() -> Arena:
+            arena = new(name)
+            changing.append(arena)
+            return arena
+
+        return make
+
     # What effects change
 
     @property
