@@ -3,11 +3,17 @@
     python benchmarks/defaults.py --json FILE [--only 1e6] [--quick]
 
 `exchange.py` races plain SGD without a correction on one flat tensor. Here every step is a training step: zero_grad, backward (of
-the flat models one whose gradient lies ready), step. Rates are steps/s of all workers together. The rivals: the bare optimizer
-pass on one thread, which bounds a server that applies every push; memory itself, where one thread moves as many bytes as the
-server does for a contribution of the default `async_sgd` with momentum (nine arrays), or two threads at once as many as a step of
-`allreduce` does (fifteen); DistributedDataParallel; Hogwild! by hand, each worker with an optimizer of its own on memory that
-they share, and the same where each gradient is tested for NaN; and for one worker a plain loop with as many threads.
+the flat models one whose gradient lies ready), step. Rates are steps/s of all workers together.
+
+| rival | what it is |
+| --- | --- |
+| bare pass | the optimizer alone on one thread: bounds a server that applies every push |
+| nine arrays moved | by one thread: as many bytes as the server moves for a contribution of `async_sgd` with momentum |
+| fifteen arrays moved by each | by two processes at once: as many bytes as a step of `allreduce` moves |
+| DDP | DistributedDataParallel |
+| Hogwild! by hand | each worker has an optimizer of its own, on memory that all share |
+| by hand, gradients checked | the same, where each gradient is tested for NaN |
+| plain loop | one process, for one worker with as many threads |
 """
 
 from __future__ import annotations

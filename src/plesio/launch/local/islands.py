@@ -45,7 +45,7 @@ Reply = tuple[Any, list[int]]
 
 
 class Ties:
-    """What rank `rank` of an island is tied to the others by: the leader's channels to the others, or its own to the leader."""
+    """The channels of rank `rank` of an island: the leader's to all the others, or another rank's to the leader."""
 
     def __init__(self, rank: int, descriptors: Sequence[int]) -> None:
         self.rank = rank
