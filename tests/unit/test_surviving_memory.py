@@ -118,6 +118,9 @@ class Server:
     def once(self, do: Callable[[], Any]) -> Any:
         return do() if self.log is None else self.log.once(do)
 
+    def look(self) -> None:
+        self.sums.append(self.machine.digest())
+
     def possible(self) -> list[tuple[str, int]]:
         """What may happen."""
         members = {worker for worker in range(SEATS) if self.sequencer.members.seat(worker, self.incarnations[worker])}
@@ -135,7 +138,8 @@ class Server:
             self.numbers[worker] += 1
             self.free.discard(worker)
             self.once(partial(self.write, act))
-            self.machine.came(worker, self.numbers[worker], self.sequencer.version)
+            if self.machine.own is not None:
+                self.machine.own.came(worker, self.numbers[worker], self.sequencer.version)
             self.machine.told(worker, self.contribution(act))
             event: Event = Pushed(worker, self.incarnations[worker], self.numbers[worker], 1, 32, 0)
         elif act.what == "join":
@@ -145,11 +149,14 @@ class Server:
         elif act.what == "leave":
             waits = worker not in self.free
             self.free.discard(worker)
-            self.machine.left(worker, waits, waits, self.sequencer.version)
+            if self.machine.own is not None:
+                self.machine.own.left(worker, waits, waits, self.sequencer.version)
             event = Left(worker, self.incarnations[worker], died=waits)
         elif act.what == "look":
-            members = [*self.sequencer.members.seats]
-            self.machine.when_whole(lambda: self.sums.append(self.machine.digest()), members)
+            if self.machine.own is not None and self.sequencer.members.seats:
+                self.machine.own.when_seen(self.look, False)
+            else:
+                self.look()
             return
         elif act.what == "switch":
             event = Switched(worker)

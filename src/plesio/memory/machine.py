@@ -65,7 +65,7 @@ class Machine(Memory):
         self.blocks = blocks
         self._in_one_process = in_one_process  # what workers hold is left at every exchange
         self._count_bytes()
-        self._own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None
+        self.own = OwnWeights(blocks, in_one_process, self._once) if blocks.gives_back_mean else None
         self._absent = [b""] * blocks.seats  # in what each worker sent last
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
         self._sums = _masked_sums(blocks)
@@ -116,7 +116,7 @@ class Machine(Memory):
     def current(self) -> Arena:
         """The global parameters as the last fold left them; the next one writes there. Where they are the workers', as they were
         seen last."""
-        return self.folded if self._own is None else self._own.parameters
+        return self.folded if self.own is None else self.own.parameters
 
     @property
     def folded(self) -> Arena:
@@ -147,8 +147,8 @@ class Machine(Memory):
                 self._folder.begin_from(blocks.carried, blocks.ring[1:])
         for buffer in (*blocks.versions.buffers[1:], *blocks.ring[MEANS : MEANS + blocks.gives_back_mean]):
             buffer.copy_from(blocks.ring[0])
-        if self._own is not None:
-            self._own.go_back(version)
+        if self.own is not None:
+            self.own.go_back(version)
         if self.rows is not None and blocks.brought:
             self.rows.begin_with(blocks.brought)
             blocks.brought = {}  # a copy of them all
@@ -197,15 +197,18 @@ class Machine(Memory):
 
     # Training
 
-    def came(self, worker: int, number: int, version: int) -> None:
-        if self._own is not None:
-            self._own.came(worker, number, version)
+    def joins(self, worker: int) -> None:
+        self._parts[worker] = ALL_PARTS
+        if self.own is not None:
+            self.own.hand_on(worker)
+        if self.rows is not None:
+            self.rows.forget(worker)
 
     def told(self, worker: int, made: Contribution) -> None:
         if made.settings:
             self.folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
-            if self._own is not None:
-                self._own.told(worker, made.settings)
+            if self.own is not None:
+                self.own.told(worker, made.settings)
         if self._one_by_one:
             self._number[worker], self._finite[worker] = made.number, made.finite
             part = self._parts[worker] = made.beside.part
@@ -226,8 +229,8 @@ class Machine(Memory):
         if kind is Show:
             self._places[effect.worker] = folder.publish(effect.worker, effect.unasked, self._parts[effect.worker])
         elif kind is Fold:
-            if self._own is not None:
-                self._own.check(effect)
+            if self.own is not None:
+                self.own.check(effect)
             if self._sums is None:
                 folder.fold(effect)
             elif (fold := self._sums.fold(effect)) is not None:
@@ -290,7 +293,7 @@ class Machine(Memory):
                 held.forget(worker)
 
     def located(self, worker: int, answer: Answer) -> Located:
-        if self._own is not None and isinstance(answer, Beginning):
+        if self.own is not None and isinstance(answer, Beginning):
             return Located(answer, MEANS)  # behind which the parameters lie
         if self._one_by_one and isinstance(answer, GoOn):
             answer.part = self._parts[worker] if self._sums is None else self._sums.part(worker)
@@ -337,7 +340,7 @@ class Machine(Memory):
         return blocks.lies(buffer)
 
     def _shown_whole(self, reader: int) -> int:
-        if self._own is None:
+        if self.own is None:
             return self.folder.snapshot(reader)
         if reader != EVALUATOR:
             return MEANS
@@ -373,10 +376,6 @@ class Machine(Memory):
         if self.rows is not None:
             self.rows.restore(*kept.tables, clock)
         return own
-
-    def go_back(self, version: int) -> None:
-        if self._own is not None:
-            self._own.go_back(version)
 
     def begin_anew(self) -> None:
         self.folder.begin_anew()
@@ -427,35 +426,6 @@ class Machine(Memory):
         if self.rows is not None and not self.blocks.rows_survive:  # or nobody asked, and nobody is told
             return f"under {self.blocks.rows_wait} gradients of rows wait for their fold in its own memory"
         return self._folder.lost if self._folder is not None else ""
-
-    # Where the parameters are the workers' own
-
-    def when_whole(self, do: Callable[[], None], members: Sequence[int], held: bool = False) -> None:
-        if self._own is None or not members:
-            do()
-        else:
-            self._own.when_seen(do, held)
-
-    def look(self, members: Sequence[int], version: int) -> None:
-        if self._own is not None and members:
-            self._own.look_at(min(members), version)
-
-    def hand_on(self, worker: int) -> None:
-        self._parts[worker] = ALL_PARTS
-        if self._own is not None:
-            self._own.hand_on(worker)
-        if self.rows is not None:
-            self.rows.forget(worker)
-
-    def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
-        return self._own.left(worker, died, waiting, version) if self._own is not None else ""
-
-    def nobody_left(self) -> None:
-        if self._own is not None:
-            self._own.nobody_left()
-
-    def lost(self, version: int) -> str:
-        return self._own.lost(version) if self._own is not None else ""
 
 
 def _masked_sums(blocks: Blocks) -> MaskedSums | None:

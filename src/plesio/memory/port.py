@@ -16,13 +16,14 @@ knows where tensors lie: a place travels in an answer, a welcome or a view, to w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from plesio.core.events import Effect
+from plesio.memory.own_weights import OwnWeights
 from plesio.memory.row_servers import RowServers
 from plesio.protocol.worker import Answer, Contribution
 from plesio.strategy import Strategy
@@ -58,6 +59,8 @@ class Memory:
     """How often its state was laid out anew, in memory that a process forked before does not see."""
     rows: RowServers | None = None
     """The rows of tables, if the model has any."""
+    own: OwnWeights | None = None
+    """When the parameters are whole here, if they are the workers' own."""
     push_bytes: Mapping[int, int] = {ALL_PARTS: 0}
     """What a contribution takes, by its part of the model, without the rows of tables."""
     answer_bytes: Mapping[int, int] = {ALL_PARTS: 0}
@@ -71,8 +74,8 @@ class Memory:
     def begin(self, version: int) -> None:
         """Training begins from the weights that the first worker handed over, as `version`."""
 
-    def came(self, worker: int, number: int, version: int) -> None:
-        """A member of the run comes to its exchange `number`; the current version is `version`."""
+    def joins(self, worker: int) -> None:
+        """A process is about to be a member, as `worker`."""
 
     def told(self, worker: int, made: Contribution) -> None:
         """A contribution lies in `worker`'s slot: what came with it."""
@@ -133,9 +136,6 @@ class Memory:
         """
         raise NotImplementedError
 
-    def go_back(self, version: int) -> None:
-        """The run goes on from `version`, which is here; nobody is a member."""
-
     def begin_anew(self) -> None:
         """As after a restore: nothing waits to be folded."""
 
@@ -156,26 +156,3 @@ class Memory:
     def hold_again(self, worker: int, state: bytes | None) -> bool:
         """The next process of `worker` begins with this; None: with nothing. Whether it begins with it."""
         return False
-
-    # Where the parameters are the workers' own (`plesio.memory.own_weights`)
-
-    def when_whole(self, do: Callable[[], None], members: Sequence[int], held: bool = False) -> None:
-        """Do this when the parameters are whole here; `held`: and what workers hold of their own is there."""
-        do()
-
-    def look(self, members: Sequence[int], version: int) -> None:
-        """Where all workers are in this process: have the parameters of `version` here."""
-
-    def hand_on(self, worker: int) -> None:
-        """`worker` is about to join."""
-
-    def left(self, worker: int, died: bool, waiting: bool, version: int) -> str:
-        """`worker`, a member, is about to leave; `waiting`: for an answer. What is wrong with what it leaves."""
-        return ""
-
-    def nobody_left(self) -> None:
-        """The last member is gone."""
-
-    def lost(self, version: int) -> str:
-        """What is lost of `version` where those that had it died."""
-        return ""

@@ -17,7 +17,7 @@ waited for:
 
 Written is idle again. While it waits, every contribution, tick and round asks again. Whoever asks meanwhile is answered by the
 same checkpoint. Where parameters are the workers' own, the memory goes on from here: it says when they are whole
-(`Memory.when_whole`).
+(`Program.when_whole`).
 """
 
 from __future__ import annotations

@@ -132,7 +132,6 @@ class Program:
         self._now_s = 0.0  # when what is dealt with now came
         self.made_s = 0.0
         """When the version that is current was made."""
-        self._in_workers = strategy.gives_back_mean  # the parameters are their own
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._timing = CheckpointTiming(self.checkpointer.every_s, sequencer.members.silence_s)
         self._writing = False  # as the launcher was told
@@ -223,7 +222,8 @@ class Program:
         self._begun_at = self.version
         self.go_by_phase()
         self.memory.do(events.Share(self.sequencer.workers))
-        self.memory.go_back(self.version)
+        if (own := self.memory.own) is not None:
+            own.go_back(self.version)
 
     def scale(self, workers: int, now_s: float) -> None:
         """The run is to have so many workers from now on."""
@@ -265,11 +265,16 @@ class Program:
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
         """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
-        self.memory.when_whole(do, list(self.sequencer.members.seats), held)
+        own = self.memory.own
+        if own is None or not self.sequencer.members.seats:
+            do()
+        else:
+            own.when_seen(do, held)
 
     def look(self) -> None:
         """Where all workers are in this process: have the parameters of this version in memory."""
-        self.memory.look(list(self.sequencer.members.seats), self.version)
+        if (own := self.memory.own) is not None and self.sequencer.members.seats:
+            own.look_at(min(self.sequencer.members.seats), self.version)
 
     def keep(self, now_s: float, last: bool = False) -> None:
         """Write a checkpoint, if they are asked for; nobody is heard meanwhile, and training goes on if that fails. `last`: no
@@ -325,7 +330,7 @@ class Program:
             return
         self._tell_news()
         self.look()
-        if lost := self.memory.lost(self.version):
+        if (own := self.memory.own) is not None and (lost := own.lost(self.version)):
             self.trouble(None, lost)
         self.is_finite()
         if self._timing.owed:
@@ -379,16 +384,16 @@ class Program:
         if self._joining.get(worker) != incarnation:  # it ended before it began
             return
         del self._joining[worker]
-        self.memory.hand_on(worker)
+        self.memory.joins(worker)
         self.receive(events.Joined(worker, incarnation, at), now_s)
 
     def pushed(
         self, worker: int, incarnation: int, made: Contribution, now_s: float, ready_s: float | None = None
     ) -> None:
         """A contribution lies in its slot; `ready_s`: when it was done, if that is known better than by what it says."""
-        memory = self.memory
-        if self._in_workers and made.steps and self.sequencer.members.seat(worker, incarnation) is not None:
-            memory.came(worker, made.number, self.version)
+        memory, members = self.memory, self.sequencer.members
+        if (own := memory.own) is not None and made.steps and members.seat(worker, incarnation) is not None:
+            own.came(worker, made.number, self.version)
         meter = self.meter.workers[worker]
         done_s = meter.granted_s + made.worked_s if ready_s is None else ready_s
         if self._paces is not None:
@@ -471,11 +476,12 @@ class Program:
         self._forget(worker, died)
         if state is not None:
             self.memory.hold_again(worker, state)
-        if seat is not None and (wrong := self.memory.left(worker, died, seat.waiting is not None, self.version)):
+        own, waits = self.memory.own, seat is not None and seat.waiting is not None
+        if own is not None and seat is not None and (wrong := own.left(worker, died, waits, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")
         self.receive(events.Left(worker, incarnation, died), now_s)
-        if not self.sequencer.members.seats:
-            self.memory.nobody_left()
+        if own is not None and not self.sequencer.members.seats:
+            own.nobody_left()
 
     def _forget(self, worker: int, lost: bool) -> None:
         """Of who is gone no pace is known; what it held is `lost`, or for the process that the run may be resumed with."""
