@@ -24,6 +24,9 @@ class Replies:
         """A worker is to drop its step and go on as `answer` tells it; when it did, or None where the driver counts that."""
         raise NotImplementedError
 
+    def decided(self) -> None:
+        """All that an event leads to is done: whoever was freed by another may go on now."""
+
     def wake_at(self, time_s: float) -> None:
         """`Ticked` is to be told at `time_s`; at infinity: no longer."""
 

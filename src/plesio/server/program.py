@@ -499,6 +499,7 @@ class Program:
         actions = self.actions
         for effect in effects:
             actions[type(effect)](effect)
+        self.replies.decided()
         self.recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 

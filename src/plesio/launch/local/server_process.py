@@ -102,6 +102,7 @@ class Server(Replies):
             rows_survive=config.durability == "process",
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
+        self._freed: list[tuple[int, Located]] = []  # who is answered when the decision is done
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
         self.program = program = Program(
@@ -149,16 +150,28 @@ class Server(Replies):
     def now_s(self) -> float:
         return self._world.now_s()
 
-    def granted(self, effect: Grant | Cancel, answer: Located) -> float:
-        line = self._line(effect.worker)
+    def granted(self, grant: Grant, answer: Located) -> float:
+        """Who has waited sleeps, and takes this core when it is woken: first whoever has just spoken, and is awake."""
+        if grant.freed_by_other:
+            self._freed.append((grant.worker, answer))
+            return self.now_s()
+        return self._answer(grant.worker, answer)
+
+    def called_off(self, cancel: Cancel, answer: Located) -> float:
+        return self._answer(cancel.worker, answer)  # unasked
+
+    def decided(self) -> None:
+        for worker, answer in self._freed:
+            self._answer(worker, answer)
+        self._freed.clear()
+
+    def _answer(self, worker: int, answer: Located) -> float:
+        line = self._line(worker)
         line.answers += 1
         sent_s = self._sent(_write, line, answer.stopping() if line.leaving else answer)
         if not sent_s:
             self._unresponsive.append(line)
         return sent_s or self.now_s()
-
-    def called_off(self, cancel: Cancel, answer: Located) -> float:
-        return self.granted(cancel, answer)  # unasked
 
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
