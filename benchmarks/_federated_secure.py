@@ -26,9 +26,9 @@ import plesio as ps
 from _report import Row, parser, progress, report, row
 from plesio.config import RunConfig
 from plesio.launch.job import Listening
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.start import start
-from plesio.masking.head import Head, Phase
+from plesio.masking.head import Phase, SecureHead
 from plesio.masking.numbers import to_numbers, to_words
 from plesio.masking.site import Identities, Site
 from plesio.masking.words import Masked
@@ -94,7 +94,7 @@ def measured(strategy: ps.Strategy, rounds: int) -> tuple[float, float]:
     """A round: CPU milliseconds of all processes, and bytes of a site."""
     token = secrets.token_hex()
     plain = secure.credentials(None, host=HOST)
-    door = Door.open(Listening(host=HOST, port=0, token=token, credentials=plain, rejoin_s=END_S))
+    door = DoorSockets.open(Listening(host=HOST, port=0, token=token, credentials=plain, rejoin_s=END_S))
     pipes = [FORK.Pipe() for _ in range(SITES)]
     where = f"{HOST}:{door.listening.port}", token, rounds
     processes = [FORK.Process(target=site, args=(theirs, *where, at)) for at, (_, theirs) in enumerate(pipes)]
@@ -114,7 +114,7 @@ def summed(missing: Phase, drop: int = 2) -> float | str:
     """Some of eight sites are gone before they speak in a phase: how far the mean is from the right one, in 2^-16 of `clip`; or
     why there is none."""
     told: Mapping[int, Any] = {}
-    rng, head, total = np.random.default_rng(0), Head(SECURE), np.zeros(PARAMS, np.uint32)
+    rng, head, total = np.random.default_rng(0), SecureHead(SECURE), np.zeros(PARAMS, np.uint32)
     sites = {at: Site(at, 10 + at, SECURE, Identities(os.urandom), os.urandom) for at in range(SITES)}
     moved = {at: rng.normal(scale=0.2, size=PARAMS).astype(np.float32) for at in sites}
     came = set(sites)

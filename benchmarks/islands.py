@@ -33,7 +33,7 @@ from _report import Row, interleave, parser, report, row, whole
 from exchange import size
 from plesio.config import RunConfig
 from plesio.launch.job import Listening
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.start import start
 from plesio.transport import secure
 from plesio.transport.channel import channel_pair
@@ -115,7 +115,7 @@ def joined(ranks: int, params: int, rounds: int) -> list[tuple[float, float, flo
     """What each process of a run with two workers of so many ranks measured."""
     token = secrets.token_hex()
     plain = secure.credentials(None, host=HOST)
-    door = Door.open(Listening(host=HOST, port=0, token=token, credentials=plain, rejoin_s=END_S))
+    door = DoorSockets.open(Listening(host=HOST, port=0, token=token, credentials=plain, rejoin_s=END_S))
     address = f"{HOST}:{door.listening.port}"
     lines, processes = [], []
     for _ in range(WORKERS):

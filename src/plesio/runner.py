@@ -22,7 +22,7 @@ from plesio.errors import ConfigurationError
 from plesio.launch.checks import check_functions
 from plesio.launch.ctrl_c import EndedBySignal
 from plesio.launch.job import Live
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.result import Run
 from plesio.launch.rounds import Round
 from plesio.launch.start import ALONE, alone
@@ -178,7 +178,7 @@ def start(
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     watch: Callable[[Live], object] | None = None,
     sinks: Sequence[Sink] = (),
-    door: Door | None = None,
+    door: DoorSockets | None = None,
     page: bool = False,
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,

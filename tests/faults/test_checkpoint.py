@@ -18,7 +18,7 @@ from plesio.cli.main import main
 from plesio.core.events import Grant, Joined, Left, Pushed
 from plesio.core.sequencer import Sequencer
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, Progress, latest
+from plesio.server.checkpoints import FOLDER, MANIFEST, WEIGHTS, WorkerProgress, latest
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from support.long_forms import but_slow, but_thorough
@@ -123,12 +123,12 @@ def test_until_counts_work_before_the_resume(of: str, most: int, tmp_path: Path)
 
 def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> None:
     keeper = Checkpointer(Keeping(), ps.first_of(2), workers=2)
-    keeper.came(0, 1, Progress(1, 1, 8))
+    keeper.came(0, 1, WorkerProgress(1, 1, 8))
     keeper.answered(0, 1)
     keeper.answered(0, 2)
-    keeper.came(0, 2, Progress(1, 1, 8))
+    keeper.came(0, 2, WorkerProgress(1, 1, 8))
     assert keeper.taken == (2, 16)
-    keeper.came(0, 3, Progress(1, 1, 4))
+    keeper.came(0, 3, WorkerProgress(1, 1, 4))
     keeper.answered(0, 3)
     assert keeper.taken == (3, 20)
 
@@ -136,11 +136,11 @@ def test_a_contribution_that_crosses_its_own_cancellation_is_counted_once() -> N
 def test_a_worker_that_comes_back_twice_goes_on_behind_all_that_was_answered() -> None:
     keeper = Checkpointer(Keeping(), ps.async_sgd(), workers=2)
     for times in (1, 2):
-        keeper.came(1, 1, Progress(1, 3, 8, 2))
+        keeper.came(1, 1, WorkerProgress(1, 3, 8, 2))
         keeper.answered(1, 1)
-        keeper.came(1, 2, Progress(1, 3, 8, 2))  # and is not answered
+        keeper.came(1, 2, WorkerProgress(1, 3, 8, 2))  # and is not answered
         keeper.again(1)
-        assert keeper.before == [Progress(), Progress(times, 3 * times, 8 * times, 2 * times)]
+        assert keeper.before == [WorkerProgress(), WorkerProgress(times, 3 * times, 8 * times, 2 * times)]
 
 
 @pytest.mark.parametrize("strategy", [ps.first_of(2), ps.buffered(2), ps.rennala(2)], ids=lambda one: one.name)
@@ -149,13 +149,13 @@ def test_pending_contributions_are_not_in_the_checkpoints_work(strategy: Strateg
     keeper, sequencer = Checkpointer(Keeping(), strategy, workers=2), Sequencer(strategy, workers=2)
     for worker in (0, 1):
         sequencer.receive(Joined(worker, 1), 0.0)
-    keeper.came(0, 1, Progress(1, 3, 8))
+    keeper.came(0, 1, WorkerProgress(1, 3, 8))
     for effect in sequencer.receive(Pushed(0, 1, 1, steps=3, samples=8, batches=0), 0.0):
         if isinstance(effect, Grant):
             keeper.answered(0, 1)
     assert keeper.done(sequencer) == (0, 0)
     sequencer.receive(Left(0, 1, died=True), 0.0)
-    keeper.came(1, 1, Progress(1, 1, 2))
+    keeper.came(1, 1, WorkerProgress(1, 1, 2))
     sequencer.receive(Pushed(1, 1, 1, steps=1, samples=2, batches=0), 0.0)
     assert sequencer.version == 1
     assert keeper.done(sequencer) == (4, 10)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from plesio.core.events import Joined
-from plesio.launch.remote.head import Head
+from plesio.launch.remote.head import HeadAddress
 from plesio.protocol.journal import read_journal
 from plesio.transport.certificates import make_certificates
 from support import remote
@@ -215,7 +215,7 @@ def test_head_does_not_outlive_its_run(rejoin_s: float, killed: bool) -> None:
                 os._exit(1)
         os.waitpid(first, 0)
         store = TCPStore("127.0.0.1", port, is_master=False)
-        head = msgspec.json.decode(store.get("plesio/head/one"), type=Head)
+        head = msgspec.json.decode(store.get("plesio/head/one"), type=HeadAddress)
         assert head.is_ours
         if killed:
             assert not head.has_ended(timeout_s=rejoin_s / 20)

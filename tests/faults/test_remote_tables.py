@@ -28,7 +28,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import AtOnce, WithFold
 from plesio.transport.limits import LEASE_S
 from plesio.transport.row_slots import MOST
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 from support import remote
 from support.long_forms import but_slow, but_thorough, in_turn
 from support.proxy import Proxy
@@ -313,7 +313,7 @@ def asks(*said: tuple[RowsRequest, Any]) -> Callable[[Wrong], None]:
 
     def ask(wrong: Wrong) -> None:
         for place, (request, keys) in enumerate(said):
-            wrong.say(Kind.CHANNEL, request, np.array(keys, np.int64).tobytes())
+            wrong.say(FrameKind.CHANNEL, request, np.array(keys, np.int64).tobytes())
             if place < len(said) - 1:
                 wrong.hear()
 

@@ -20,13 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from faults.test_remote import begun, counting, joined, meanwhile, until
 from plesio import __version__
-from plesio.launch.remote.link import Link, persist
+from plesio.launch.remote.link import WorkerLink, persist
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import encode
 from plesio.protocol.worker import Contribution, DroppedStep, Farewell, LeaseRequest, Ready, WorkDone
 from plesio.tensors.arena import Layout
 from plesio.transport.connect import connect
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking, introduction
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
@@ -46,27 +46,27 @@ class Wrong:
         self.whole = memoryview(bytearray(layout.nbytes))
         self.moving = memoryview(bytearray(layout.stretches(())[-1][1]))
         knock = remote.Knock("nowhere:7", __version__, rank=1)
-        self.link = persist(lambda: Link(self._dial, knock, 5.0), lambda: 10.0, knock.who)
+        self.link = persist(lambda: WorkerLink(self._dial, knock, 5.0), lambda: 10.0, knock.who)
 
-    def say(self, kind: Kind, message: object, payload: int | bytes = 0) -> None:
+    def say(self, kind: FrameKind, message: object, payload: int | bytes = 0) -> None:
         self.link.send(kind, encode(message), [memoryview(bytearray(payload))] if payload else ())
 
     def push(self, number: int, payload: int | None = None, **fields: Any) -> None:
         made = Contribution(number=number, steps=1, samples=0, **fields)
-        self.say(Kind.DOORBELL, made, self.moving.nbytes if payload is None else payload)
+        self.say(FrameKind.DOORBELL, made, self.moving.nbytes if payload is None else payload)
 
     def hear(self) -> None:
         assert self.link.receive(20.0, lambda one: [self.whole[: one.payload_bytes]]), "nothing came"
 
     def take_part(self) -> None:
-        self.say(Kind.CHANNEL, self.hello)
+        self.say(FrameKind.CHANNEL, self.hello)
         self.hear()
-        self.say(Kind.CHANNEL, Ready())
+        self.say(FrameKind.CHANNEL, Ready())
         self.hear()
 
 
 def hellos(wrong: Wrong) -> None:
-    wrong.say(Kind.CHANNEL, wrong.hello)
+    wrong.say(FrameKind.CHANNEL, wrong.hello)
 
 
 def pushes(*numbers: int, **fields: Any) -> Callable[[Wrong], None]:
@@ -77,11 +77,11 @@ def pushes(*numbers: int, **fields: Any) -> Callable[[Wrong], None]:
     return push
 
 
-def says(kind: Kind, message: object, payload: int = 0) -> Callable[[Wrong], None]:
+def says(kind: FrameKind, message: object, payload: int = 0) -> Callable[[Wrong], None]:
     return lambda wrong: wrong.say(kind, message, payload)
 
 
-BELL, CHANNEL, LAUNCHER = Kind.DOORBELL, Kind.CHANNEL, Kind.LAUNCHER
+BELL, CHANNEL, LAUNCHER = FrameKind.DOORBELL, FrameKind.CHANNEL, FrameKind.LAUNCHER
 OTHER_SETTINGS = msgspec.msgpack.encode([{"lr": "fast"}])
 TURN = "out of turn"
 IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
@@ -102,10 +102,10 @@ IN_TRAINING: list[tuple[Callable[[Wrong], None], str]] = [
     (says(BELL, WorkDone(steps=1)), "no message"),
     (says(BELL, {"anything": 1}), "no message"),
     (says(LAUNCHER, launcher.Begun()), "no message"),
-    (says(LAUNCHER, launcher.Logged(float("nan"), 1, {})), "no message"),
-    (says(Kind.PULL, remote.Pull()), TURN),
-    (says(Kind.ANSWER, None), "a frame of kind ANSWER, which it may not"),
-    (says(Kind.SESSION, remote.Resume(0)), TURN),
+    (says(LAUNCHER, launcher.LoggedByWorker(float("nan"), 1, {})), "no message"),
+    (says(FrameKind.PULL, remote.Pull()), TURN),
+    (says(FrameKind.ANSWER, None), "a frame of kind ANSWER, which it may not"),
+    (says(FrameKind.SESSION, remote.Resume(0)), TURN),
 ]
 BEFORE: list[tuple[Callable[[Wrong], None], str]] = [
     (says(CHANNEL, Ready()), TURN),

@@ -28,7 +28,7 @@ from plesio.cli.strategies import QUESTIONS, strategies
 from plesio.config.until import Until
 from plesio.launch.result import Run
 from plesio.observe.summary import Summary
-from plesio.observe.tables import Failed, compare_table, render
+from plesio.observe.tables import FailedRun, compare_table, render
 from plesio.strategy.recipes import RECIPES
 from support import processes
 from support.long_forms import but_slow
@@ -622,7 +622,7 @@ def test_the_progress_board_is_cut_to_the_terminals_width() -> None:
 
 @pytest.mark.parametrize("width", [100, 140])
 def test_the_compare_table_fits_the_width(width: int) -> None:
-    rows = [Failed("local_sgd(every 0.3 s)", "why"), Failed("bounded_staleness(4)", "why")]
+    rows = [FailedRun("local_sgd(every 0.3 s)", "why"), FailedRun("bounded_staleness(4)", "why")]
     table = render(compare_table(rows, ("accuracy", 0.95), "accuracy", width=width), width=width)
     assert all(f"{row.strategy} " in table for row in rows)
     assert max(map(len, table.splitlines())) <= width

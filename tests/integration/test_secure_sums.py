@@ -27,7 +27,7 @@ from plesio.cluster import Cluster, Constant, Crash, Group, Restart
 from plesio.masking.noise import NORMALS
 from plesio.masking.numbers import trained
 from plesio.masking.site import Site
-from plesio.masking.words import MASKING, AllKeys, Came, Opened, Shares
+from plesio.masking.words import MASKING, AllKeys, RoundOpened, Shares, SitesCame
 from plesio.memory.masked_sums import MaskedSums
 from plesio.protocol.worker import Contribution
 from plesio.strategy import Strategy
@@ -129,9 +129,9 @@ def test_a_site_that_lies_ends_nobody_elses_script(lies: str, words: str, monkey
             said.sealed[site] = bytes(146)
         return said
 
-    def wrong_parts(self: Site, told: Came) -> Opened:
+    def wrong_parts(self: Site, told: SitesCame) -> RoundOpened:
         said = opened(self, told)
-        return said if self.me != 2 else Opened(dict.fromkeys(said.seeds, bytes(33)), said.keys)
+        return said if self.me != 2 else RoundOpened(dict.fromkeys(said.seeds, bytes(33)), said.keys)
 
     name, lie = {
         "keys": ("__init__", keys_of_another), "shares": ("shares", sealed_nothing), "open": ("open", wrong_parts),

@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 import plesio as ps
 from plesio.cli.replay import _train_of
-from plesio.launch.local.output import _Told
+from plesio.launch.local.output import _Prefixed
 from plesio.observe.progress import ProgressLine
 from plesio.observe.totals import Totals
 from plesio.protocol.journal import JournalHead
@@ -97,7 +97,7 @@ def test_lines_of_several_workers_begin_with_their_rank(printed: list[tuple[str,
 
 def test_a_line_that_is_written_in_parts_has_one_prefix() -> None:
     file = io.StringIO()
-    told = _Told(file, "[worker 1] ")
+    told = _Prefixed(file, "[worker 1] ")
     for text in ("epoch ", "1\n", "loss", ": "):
         told.write(text)
     told.flush()

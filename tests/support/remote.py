@@ -21,7 +21,7 @@ from plesio.cli.main import main
 from plesio.config import RunConfig
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import ForkServer
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.start import start
 from plesio.transport import secure
 
@@ -32,7 +32,7 @@ END_S = 20.0
 class Head:
     """Where to join, and the processes that do."""
 
-    def __init__(self, door: Door, far: bool) -> None:
+    def __init__(self, door: DoorSockets, far: bool) -> None:
         scheme = "tcp://" if far else ""
         self.port = door.listening.port
         self.address = f"{scheme}{door.listening.host}:{self.port}"
@@ -110,7 +110,7 @@ class Head:
 
     def reopen(self) -> None:
         """Listen again, where the last run did."""
-        self._door = Door.open(self._door.listening)
+        self._door = DoorSockets.open(self._door.listening)
 
     def end(self) -> list[int]:
         """The exit codes of all workers, or what killed them. Those that do not end in time say where they are, and are
@@ -156,7 +156,7 @@ def head(
     listening = Listening(
         host=host, port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s, servers_join=servers_join
     )
-    one = Head(Door.open(listening), far)
+    one = Head(DoorSockets.open(listening), far)
     try:
         yield one
     finally:

@@ -14,10 +14,10 @@ from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.carrier import Carrier
 from plesio.launch.remote.link import Reseated
 from plesio.protocol.worker import Beginning, GoOn
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 from plesio.worker.exchanges.server import SeatLostError
 
-CONTRIBUTION, LOG = (Kind.DOORBELL, b"contribution", ()), (Kind.LAUNCHER, b"log", ())
+CONTRIBUTION, LOG = (FrameKind.DOORBELL, b"contribution", ()), (FrameKind.LAUNCHER, b"log", ())
 
 
 class Wire:
@@ -27,7 +27,7 @@ class Wire:
         self.may_send, self.sent = threading.Semaphore(0), list[bytes]()
         self.coming, self.came = list[Exception | str](), list[str]()
 
-    def send(self, kind: Kind, body: bytes, payload: Any) -> None:
+    def send(self, kind: FrameKind, body: bytes, payload: Any) -> None:
         assert self.may_send.acquire(timeout=10.0)
         self.sent.append(body)
 

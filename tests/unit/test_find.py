@@ -10,7 +10,7 @@ import pytest
 
 import plesio as ps
 from plesio.errors import ConfigurationError
-from plesio.launch.remote.find import EVERYWHERE, LOOPBACK, SLURM_PORTS, Place, place, token_of
+from plesio.launch.remote.find import EVERYWHERE, LOOPBACK, SLURM_PORTS, RunPlace, place, token_of
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "one",
@@ -32,14 +32,14 @@ SLURM = {
 
 def test_an_address_comes_before_the_environment() -> None:
     joins = {"PLESIO_JOIN": "10.0.0.2:1", "PLESIO_RANK": "3", **TORCHRUN}
-    assert place("10.0.0.1:7070", 2, joins) == Place("10.0.0.1", 7070, 2)
-    assert place(None, None, joins) == Place("10.0.0.2", 1, 3)
-    assert place("tcp://[::1]:7070", None, {}) == Place("::1", 7070, far=True)
+    assert place("10.0.0.1:7070", 2, joins) == RunPlace("10.0.0.1", 7070, 2)
+    assert place(None, None, joins) == RunPlace("10.0.0.2", 1, 3)
+    assert place("tcp://[::1]:7070", None, {}) == RunPlace("::1", 7070, far=True)
 
 
 def test_torchrun_puts_the_head_beside_the_store() -> None:
     other = place(None, None, TORCHRUN)
-    assert other == Place("node0", 0, 1, 4, store="node0:29500", key="plesio/head/one")
+    assert other == RunPlace("node0", 0, 1, 4, store="node0:29500", key="plesio/head/one")
     first = place(None, None, {**TORCHRUN, "RANK": "0"})
     assert (first.starts, first.listens) == (True, EVERYWHERE)
 

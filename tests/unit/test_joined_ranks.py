@@ -27,7 +27,7 @@ from plesio.tensors.region import Region
 from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.session import Session
 from plesio.transport.socket_wire import SocketWire
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 SPECS = (
@@ -90,7 +90,7 @@ class Between:
         self.leader.hand(messages.Hello(1, model, (), b""))
         self.leader.hand(messages.Welcome(BUFFERS, first=True), [self.ring.fd, self.slots.fd, board])
         os.close(board)
-        assert self.came().kind is Kind.CHANNEL
+        assert self.came().kind is FrameKind.CHANNEL
 
     def _run(self) -> None:
         try:
@@ -105,7 +105,7 @@ class Between:
             self.far.read_payload([memoryview(into or bytearray(frame.payload_bytes))])
         return frame
 
-    def says(self, kind: Kind, message: object, payload: bytes = b"") -> None:
+    def says(self, kind: FrameKind, message: object, payload: bytes = b"") -> None:
         self.far.send(kind, encode(message), [memoryview(payload)] if payload else ())
 
     def ended(self) -> BaseException | None:
@@ -131,50 +131,53 @@ def between() -> Iterator[Between]:
 
 
 def test_a_mate_moves_its_own_part_and_nothing_else(between: Between) -> None:
-    between.says(Kind.CHANNEL, remote.Holds(LOWER_HALF))
-    between.says(Kind.TENSORS, remote.Put(), bytes(range(1, 17)))
-    assert between.came().kind is Kind.TENSORS  # it lies there
+    between.says(FrameKind.CHANNEL, remote.Holds(LOWER_HALF))
+    between.says(FrameKind.TENSORS, remote.Put(), bytes(range(1, 17)))
+    assert between.came().kind is FrameKind.TENSORS  # it lies there
     slots = between.slots.memory.numpy().tobytes()
     assert [at for at, value in enumerate(slots) if value] == [LAYOUT.nbytes + at for at in range(16, 32)]
-    between.says(Kind.TENSORS, remote.Put(slot=False, copy=2), bytes(range(1, 21)))  # frozen ones, too
+    between.says(FrameKind.TENSORS, remote.Put(slot=False, copy=2), bytes(range(1, 21)))  # frozen ones, too
     between.came()
     got = bytearray(20)
-    between.says(Kind.PULL, remote.Get(2, all=True))
+    between.says(FrameKind.PULL, remote.Get(2, all=True))
     between.came(got)
     assert got == bytes(range(1, 21))
-    between.says(Kind.LAUNCHER, Finished())
+    between.says(FrameKind.LAUNCHER, Finished())
     assert between.launcher.receive(10.0)[0] == Finished()
 
 
 def test_what_training_begins_with_is_not_overwritten_later(between: Between) -> None:
-    between.says(Kind.CHANNEL, remote.Holds(LOWER_HALF))
+    between.says(FrameKind.CHANNEL, remote.Holds(LOWER_HALF))
     between.leader.hand(messages.Ready())
     for _ in range(100):  # until it has heard that
-        between.says(Kind.TENSORS, remote.Put(slot=False), bytes(20))
+        between.says(FrameKind.TENSORS, remote.Put(slot=False), bytes(20))
         between.far.receive(0.1)
         if between.error is not None:
             break
     assert "out of turn" in str(between.ended())
 
 
-HOLDS = Kind.CHANNEL, remote.Holds(LOWER_HALF), b""
+HOLDS = FrameKind.CHANNEL, remote.Holds(LOWER_HALF), b""
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ([(Kind.TENSORS, remote.Put(), bytes(16))], "it said Put out of turn"),
-        ([(Kind.CHANNEL, remote.Holds((Region((3, 0), (2, 2)), LOWER_HALF[1])), b"")], "no part of its worker's model"),
+        ([(FrameKind.TENSORS, remote.Put(), bytes(16))], "it said Put out of turn"),
         (
-            [(Kind.CHANNEL, remote.Holds((Region((-1, 0), (2, 2)), LOWER_HALF[1])), b"")],
+            [(FrameKind.CHANNEL, remote.Holds((Region((3, 0), (2, 2)), LOWER_HALF[1])), b"")],
             "no part of its worker's model",
         ),
-        ([(Kind.CHANNEL, remote.Holds(LOWER_HALF[:1]), b"")], "no part of its worker's model"),
+        (
+            [(FrameKind.CHANNEL, remote.Holds((Region((-1, 0), (2, 2)), LOWER_HALF[1])), b"")],
+            "no part of its worker's model",
+        ),
+        ([(FrameKind.CHANNEL, remote.Holds(LOWER_HALF[:1]), b"")], "no part of its worker's model"),
         ([HOLDS, HOLDS], "no part of its worker's model"),
-        ([HOLDS, (Kind.TENSORS, remote.Put(), bytes(20))], "it sent 20 bytes with Put; 16 were expected"),
-        ([HOLDS, (Kind.TENSORS, remote.Put(slot=False, copy=BUFFERS), bytes(20))], "Put out of turn"),
-        ([HOLDS, (Kind.PULL, remote.Get(-1, all=False), b"")], "Get out of turn"),
-        ([(Kind.DOORBELL, messages.Farewell(), b"")], "a frame of kind DOORBELL, which it may not"),
+        ([HOLDS, (FrameKind.TENSORS, remote.Put(), bytes(20))], "it sent 20 bytes with Put; 16 were expected"),
+        ([HOLDS, (FrameKind.TENSORS, remote.Put(slot=False, copy=BUFFERS), bytes(20))], "Put out of turn"),
+        ([HOLDS, (FrameKind.PULL, remote.Get(-1, all=False), b"")], "Get out of turn"),
+        ([(FrameKind.DOORBELL, messages.Farewell(), b"")], "a frame of kind DOORBELL, which it may not"),
     ],
 )
 def test_what_a_mate_may_not_say_ends_its_proxy(between: Between, said: list[Any], why: str) -> None:

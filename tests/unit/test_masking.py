@@ -15,12 +15,24 @@ from msgspec.structs import replace
 
 import plesio as ps
 from plesio.masking import noise, shamir
-from plesio.masking.head import Head, Phase
+from plesio.masking.head import Phase, SecureHead
 from plesio.masking.keys import add_mask, signed
 from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import UNITS, to_numbers, to_words
 from plesio.masking.site import Identities, Site
-from plesio.masking.words import AllKeys, Came, ForSite, GivenUp, Keys, Masked, Opened, Outside, Shares, Told, Wait
+from plesio.masking.words import (
+    AllKeys,
+    ForSite,
+    Keys,
+    Masked,
+    Outside,
+    RoundGivenUp,
+    RoundOpened,
+    Shares,
+    SitesCame,
+    Told,
+    Wait,
+)
 from plesio.protocol.coding import ProtocolError
 from support.long_forms import examples
 
@@ -34,7 +46,7 @@ class Sites:
 
     def __init__(self, sites: int = 8, secure: ps.SecureSums = SECURE, words: int = 40) -> None:
         rng = np.random.default_rng(sites)
-        self.head, self.secure, self.limit = Head(secure), secure, secure.clip
+        self.head, self.secure, self.limit = SecureHead(secure), secure, secure.clip
         self.identities = [Identities(os.urandom) for _ in range(sites)]
         self.samples = {site: 10 + 7 * site for site in range(sites)}
         self.moved = {site: rng.normal(scale=0.7, size=words).astype(np.float32) for site in range(sites)}
@@ -64,7 +76,7 @@ class Sites:
             if phase is not Phase.OPEN:
                 self.told = self.head.close()
                 if self.head.why:
-                    assert all(isinstance(one, GivenUp) for one in self.told.values())
+                    assert all(isinstance(one, RoundGivenUp) for one in self.told.values())
                     return self.head.why
         share = self.head.share
         if why := self.head.unmask(self.sum):
@@ -96,9 +108,9 @@ class Sites:
     def _to_words(self, numbers: np.ndarray, weight: float) -> None:
         to_words(numbers, CLIP, weight)
 
-    def _opened(self, site: int) -> Opened:
+    def _opened(self, site: int) -> RoundOpened:
         told = self.told[site]
-        assert isinstance(told, Came)
+        assert isinstance(told, SitesCame)
         return self.sites[site].open(told)
 
     def mean(self, came: set[int]) -> np.ndarray:
@@ -371,11 +383,11 @@ def test_a_site_opens_one_sum_once_and_none_below_the_threshold() -> None:
     ):
         sites, _ = at(Phase.OPEN)
         with pytest.raises(ProtocolError, match=why):
-            sites.sites[1].open(Came(came))
+            sites.sites[1].open(SitesCame(came))
     sites, told = at(Phase.OPEN)
     sites.sites[1].open(told[1])  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="asks for what no sum needs"):
-        sites.sites[1].open(Came((1, 2, 3, 4, 5)))
+        sites.sites[1].open(SitesCame((1, 2, 3, 4, 5)))
 
 
 def test_parts_that_were_changed_are_found_out() -> None:
@@ -394,9 +406,9 @@ def test_parts_that_were_changed_are_found_out() -> None:
 # Sites that lie
 
 
-def wrong_parts(said: Opened) -> Opened:
+def wrong_parts(said: RoundOpened) -> RoundOpened:
     """Of a seed, and of a key where one is asked for."""
-    return Opened({**said.seeds, 2: bytes(33)}, dict.fromkeys(said.keys, bytes(33)))
+    return RoundOpened({**said.seeds, 2: bytes(33)}, dict.fromkeys(said.keys, bytes(33)))
 
 
 def lying(sites: Sites, phase: Phase, liars: set[int], lie: Callable[[Any], Any]) -> None:

@@ -31,7 +31,7 @@ from plesio.transport.ring import Ring
 from plesio.transport.routes import Routes
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import RowSlots
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 from plesio.worker.context import Taking, introduction
 from support.long_forms import examples
 
@@ -99,7 +99,7 @@ class OfWorker(Conversation):
         rows = [
             messages.RowsRequest(*one) for one in ((1, ((0, 2),)), (2, ((0, 1),), True), (2, (), True), (0, ((0, 1),)))
         ]
-        logged = [launcher.Logged(0.0, 1, {}), launcher.Visited((), False)]
+        logged = [launcher.LoggedByWorker(0.0, 1, {}), launcher.Visited((), False)]
         self.says = [HELLO, messages.Ready(), ASKS, messages.AskAhead(ASKS), *made, *rows, messages.DroppedStep(1)]
         self.says += [remote.Pull(), messages.Farewell(), *logged, *NEUTRAL]
         self.tells = {
@@ -162,7 +162,14 @@ class OfFar(Conversation):
     def __init__(self) -> None:
         self.dialogue = RowDialogue()
         stands = [tables.Stands(of, RowServer()) for of in ({}, {"ids": RowsSummary(rows=3)})]
-        self.says = [*stands, tables.Served(), tables.Piece(7), tables.Answered(), tables.Answered(1), *NEUTRAL[2:]]
+        self.says = [
+            *stands,
+            tables.ValuesServed(),
+            tables.Piece(7),
+            tables.Answered(),
+            tables.Answered(1),
+            *NEUTRAL[2:],
+        ]
         lay = tables.Lay(1, messages.RowsRequest(5, ((0, 2),)), 0.0)
         asks = [tables.Ask("checksum", ()), tables.Ask("hand_over", (0,)), lay]
         self.tells = {"begin": lambda: self.dialogue.begin(places())}
@@ -231,14 +238,14 @@ def judge(passed: list[Any], dialogue: WorkerDialogue) -> None:
         assert sum(map(kinds.count, counted)) <= most
     for at, last in enumerate(kinds):
         if last in (messages.Farewell, launcher.Finished, launcher.Failed):
-            over = {Kind.LAUNCHER, Kind.SESSION} if last is messages.Farewell else {Kind.SESSION}
+            over = {FrameKind.LAUNCHER, FrameKind.SESSION} if last is messages.Farewell else {FrameKind.SESSION}
             assert {FROM_WORKER[one].kind for one in kinds[at + 1 :] if one is not str} <= over
 
 
 @pytest.mark.parametrize("who", WHO)
 @settings(deadline=None, max_examples=examples(100))
-@given(kind=st.sampled_from(Kind), body=st.binary(max_size=60))
-def test_bytes_that_are_no_message_are_refused(who: type[Any], kind: Kind, body: bytes) -> None:
+@given(kind=st.sampled_from(FrameKind), body=st.binary(max_size=60))
+def test_bytes_that_are_no_message_are_refused(who: type[Any], kind: FrameKind, body: bytes) -> None:
     with pytest.raises(ProtocolError):
         who.routes.decoded(Frame(kind, body, 0))
 

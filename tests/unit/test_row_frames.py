@@ -11,13 +11,13 @@ import pytest
 from plesio.core.events import Fold, FoldRows, Hold, Member
 from plesio.errors import ConfigurationError
 from plesio.protocol.coding import ProtocolError, encode
-from plesio.protocol.table_server import PIECE_BYTES_MAX, Answered, Ask, Lay, Piece, Served, Vacated
+from plesio.protocol.table_server import PIECE_BYTES_MAX, Answered, Ask, Lay, Piece, Vacated, ValuesServed
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
 from plesio.transport import row_frames
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import MOST, RowSlots
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 
 SPECS = TableSpec("ids", 2), TableSpec("words", 3)
 
@@ -36,7 +36,7 @@ class Side:
 
     def to(self, other: Side, message: Any, files: tuple[int, ...] = ()) -> None:
         """Say it, with all that belongs to it."""
-        routes = FROM_FAR if type(message) in (Served, Answered) else TO_FAR
+        routes = FROM_FAR if type(message) in (ValuesServed, Answered) else TO_FAR
         for kind, body, payload in self.dialogue.frames(routes, message, files):
             data = b"".join(payload)
             said = routes.decoded(Frame(kind, body, len(data)))
@@ -65,7 +65,7 @@ def test_keys_go_there_values_come_back_and_gradients_of_all_passes_go_with_the_
     assert there.slots.of(1, 5, 0).keys[:5].tolist() == [0, 1, 20, 21, 22]
     there.slots.of(1, 5, 0).values[:5] = np.arange(10).reshape(5, 2)
     for _ in range(3):
-        there.to(here, Served())
+        there.to(here, ValuesServed())
     assert here.slots.of(1, 5, 0).values[:5].tolist() == np.arange(10).reshape(5, 2).tolist()
     member = Member(1, 1, 5, 0, 1.0, 1, 1)
     for gradient, step in enumerate((FoldRows(1, 5), Hold(1, 5, 0.5), Fold(1, (member,), 1.0))):
@@ -111,11 +111,11 @@ def test_what_cannot_be_is_refused() -> None:
         (TO_FAR, Ask("restore", ()), 0, ProtocolError, "Ask out of turn"),
         (TO_FAR, Piece(7), 8, ProtocolError, "8 bytes with Piece; 7 were expected"),
         (TO_FAR, Piece(PIECE_BYTES_MAX + 1), 0, ProtocolError, "no message"),
-        (FROM_FAR, Served(), 0, ProtocolError, "Served out of turn"),
+        (FROM_FAR, ValuesServed(), 0, ProtocolError, "Served out of turn"),
         (FROM_FAR, Piece(7), 7, ProtocolError, "Piece out of turn"),
         (FROM_FAR, Answered(), 0, ProtocolError, "Answered out of turn"),
     ):
         with pytest.raises(error, match=words):
-            routes.into(side.dialogue, routes.decoded(Frame(Kind.CHANNEL, encode(message), nbytes)), nbytes)
+            routes.into(side.dialogue, routes.decoded(Frame(FrameKind.CHANNEL, encode(message), nbytes)), nbytes)
     with pytest.raises(ProtocolError, match="reader 0 of 0"):
         TO_FAR.into(RowDialogue(), lay(0, 1), 0)

@@ -84,7 +84,7 @@ def test_a_worker_that_was_told_the_strategy_gets_a_seat(strategy: Strategy) -> 
 )
 def test_another_run_than_a_worker_was_told_of_refuses_it_with_the_difference(told: Any, why: str) -> None:
     answer = answer_to(**told)
-    assert isinstance(answer, remote.Refused)
+    assert isinstance(answer, remote.SeatRefused)
     assert why in answer.why
 
 

@@ -22,7 +22,7 @@ from plesio.transport.certificates import CA, CA_KEY, CERTIFICATE, KEY, expiry, 
 from plesio.transport.connect import accept, is_here
 from plesio.transport.secure import Credentials, ProofError, credentials, secured
 from plesio.transport.socket_wire import HEAD, SocketWire
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 from support.programs import PYTHON
 
 TOKEN = "0123456789abcdef of the tests"
@@ -88,18 +88,18 @@ def test_two_that_know_each_other_talk(folder: Path, tls: bool) -> None:
     here = SocketWire(mine, "the head")
     payload, place = bytes(range(256)) * 4000, bytearray(256 * 4000)
     for left, right in ((here, there), (there, here)):
-        sender = threading.Thread(target=left.send, args=(Kind.CHANNEL, b"m" * 5000, [memoryview(payload)]))
+        sender = threading.Thread(target=left.send, args=(FrameKind.CHANNEL, b"m" * 5000, [memoryview(payload)]))
         sender.start()
-        assert right.receive(5.0) == Frame(Kind.CHANNEL, b"m" * 5000, len(payload))
+        assert right.receive(5.0) == Frame(FrameKind.CHANNEL, b"m" * 5000, len(payload))
         right.read_payload([memoryview(place)])
         sender.join()
         assert place == payload
         assert not right.has_input
         assert right.receive(0.0) is None
-    here.send(Kind.BEAT, b"")
-    here.send(Kind.BEAT, b"")
+    here.send(FrameKind.BEAT, b"")
+    here.send(FrameKind.BEAT, b"")
     assert there.wait(5.0)
-    assert [there.receive(1.0), there.receive(1.0)] == [Frame(Kind.BEAT, b"", 0)] * 2
+    assert [there.receive(1.0), there.receive(1.0)] == [Frame(FrameKind.BEAT, b"", 0)] * 2
     here.close()
     there.close()
 
@@ -109,11 +109,11 @@ def test_several_frames_in_one_tls_record_are_all_heard(folder: Path) -> None:
     there, mine = meet(Credentials(folder / "head"), as_worker(Credentials(folder / "worker")))
     assert isinstance(there, SocketWire)
     assert isinstance(mine, ssl.SSLSocket)
-    mine.sendall((HEAD.pack(Kind.DOORBELL, 0, 0, 30, 0, 0) + bytes(8) + b"m" * 30) * 200)
+    mine.sendall((HEAD.pack(FrameKind.DOORBELL, 0, 0, 30, 0, 0) + bytes(8) + b"m" * 30) * 200)
     assert there.wait(5.0)
     heard = 0
     while heard == 0 or there.has_input:
-        assert there.receive(0.0) == Frame(Kind.DOORBELL, b"m" * 30, 0)
+        assert there.receive(0.0) == Frame(FrameKind.DOORBELL, b"m" * 30, 0)
         heard += 1
     assert heard == 200
     there.close()

@@ -16,7 +16,7 @@ from plesio.transport import session as sessions
 from plesio.transport.limits import LEASE_S
 from plesio.transport.session import Pulse, Session
 from plesio.transport.socket_wire import WITH_PAYLOAD, SocketWire
-from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError
+from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, RemoteProtocolError
 from support.long_forms import examples
 
 
@@ -71,10 +71,10 @@ class CutLine:
 class Side:
     """One of two that talk: sends its frames, each after so many of the other's as it is told, and notes what comes."""
 
-    def __init__(self, name: str, frames: list[tuple[Kind, bytes, bytes]], awaited: int) -> None:
+    def __init__(self, name: str, frames: list[tuple[FrameKind, bytes, bytes]], awaited: int) -> None:
         self.session = Session(None, name)
         self.frames = frames
-        self.got: list[tuple[Kind, bytes, bytes]] = []
+        self.got: list[tuple[FrameKind, bytes, bytes]] = []
         self.awaited = awaited
         self.failure: BaseException | None = None
 
@@ -87,9 +87,9 @@ class Side:
                 if self.session.sent < len(self.frames) and not any(kept.payload for kept in self.session._kept):
                     kind, body, payload = self.frames[self.session.sent]
                     self.session.send(kind, body, [memoryview(payload)] if payload else ())
-                    self.session.send(Kind.BEAT, b"not counted")
+                    self.session.send(FrameKind.BEAT, b"not counted")
                 self.hear()
-            self.session.send(Kind.BEAT, b"")  # the last acknowledgement
+            self.session.send(FrameKind.BEAT, b"")  # the last acknowledgement
         except ConnectionLostError:
             pass
         except BaseException as error:
@@ -99,7 +99,7 @@ class Side:
     def hear(self) -> None:
         frame = self.session.receive(0.002)
         if frame is None:
-            self.session.send(Kind.BEAT, b"")
+            self.session.send(FrameKind.BEAT, b"")
         else:
             place = bytearray(frame.payload_bytes)
             if place:
@@ -126,7 +126,7 @@ def talk(left: Side, right: Side, cuts: list[Cut]) -> None:
                 raise side.failure
 
 
-counted = st.sampled_from(sorted(set(Kind) - {Kind.BEAT}))
+counted = st.sampled_from(sorted(set(FrameKind) - {FrameKind.BEAT}))
 frames = st.lists(
     st.tuples(counted, st.binary(max_size=60), st.sampled_from([b"", b"", b"p" * 40, b"q" * 9000])).map(
         lambda one: one if one[0] in WITH_PAYLOAD else (one[0], one[1], b"")
@@ -140,7 +140,7 @@ cuts = st.lists(st.builds(Cut, st.integers(0, 12_000), st.integers(0, 12_000)), 
 @given(frames, frames, cuts)
 @settings(max_examples=examples(14), deadline=None)
 def test_frames_take_effect_once_and_in_order(
-    there: list[tuple[Kind, bytes, bytes]], back: list[tuple[Kind, bytes, bytes]], cuts: list[Cut]
+    there: list[tuple[FrameKind, bytes, bytes]], back: list[tuple[FrameKind, bytes, bytes]], cuts: list[Cut]
 ) -> None:
     left, right = Side("right", there, len(back)), Side("left", back, len(there))
     talk(left, right, cuts)
@@ -148,7 +148,7 @@ def test_frames_take_effect_once_and_in_order(
 
 
 def test_a_cut_at_every_byte_of_a_frame() -> None:
-    frame = (Kind.DOORBELL, b"message", b"payload")
+    frame = (FrameKind.DOORBELL, b"message", b"payload")
     for cut in range(32 + 7 + 7 + 8 + 2):
         left, right = Side("right", [frame], 0), Side("left", [], 1)
         talk(left, right, [Cut(cut, 1 << 40)])
@@ -161,9 +161,9 @@ def test_a_cut_at_every_byte_of_a_frame() -> None:
 def test_a_frame_that_comes_twice_is_refused(pair: tuple[Session, Session]) -> None:
     """As from a proxy that doubles what it forwards."""
     left, right = pair
-    left.send(Kind.DOORBELL, b"one")
-    assert right.receive(1.0) == Frame(Kind.DOORBELL, b"one", 0)
-    left._connection().send(Kind.DOORBELL, b"one", number=1)
+    left.send(FrameKind.DOORBELL, b"one")
+    assert right.receive(1.0) == Frame(FrameKind.DOORBELL, b"one", 0)
+    left._connection().send(FrameKind.DOORBELL, b"one", number=1)
     with pytest.raises(RemoteProtocolError, match="sent frame 1 where 2 comes next"):
         right.receive(1.0)
     assert right.received == 1
@@ -173,9 +173,9 @@ def test_a_frame_that_comes_twice_is_refused(pair: tuple[Session, Session]) -> N
 def test_an_impossible_count_is_refused(pair: tuple[Session, Session], told: int) -> None:
     left, right = pair
     for _ in range(2):
-        left.send(Kind.DOORBELL, b"")
+        left.send(FrameKind.DOORBELL, b"")
         right.receive(1.0)
-    right.send(Kind.ANSWER, b"")
+    right.send(FrameKind.ANSWER, b"")
     left.receive(1.0)
     near, far = connected()
     wire = SocketWire(near, "the right")
@@ -189,18 +189,18 @@ def test_one_that_acknowledges_nothing_is_refused(
 ) -> None:
     monkeypatch.setattr(sessions, "UNACKNOWLEDGED_MAX", 3)
     for _ in range(3):
-        pair[0].send(Kind.DOORBELL, b"")
+        pair[0].send(FrameKind.DOORBELL, b"")
     with pytest.raises(RemoteProtocolError, match="the right has acknowledged none of the last 3 messages"):
-        pair[0].send(Kind.DOORBELL, b"")
+        pair[0].send(FrameKind.DOORBELL, b"")
     assert pair[0].sent == 3
 
 
 def test_a_frame_behind_a_beat_is_heard_at_once(pair: tuple[Session, Session]) -> None:
     """Both come in one piece: no poll tells of the second."""
     left, right = pair
-    left.send(Kind.BEAT, b"")
-    left.send(Kind.DOORBELL, b"behind")
-    assert right.receive(0.0) == Frame(Kind.DOORBELL, b"behind", 0)
+    left.send(FrameKind.BEAT, b"")
+    left.send(FrameKind.DOORBELL, b"behind")
+    assert right.receive(0.0) == Frame(FrameKind.DOORBELL, b"behind", 0)
 
 
 # Beats
@@ -221,7 +221,7 @@ def test_a_pulse_beats_while_the_main_thread_waits_but_not_on_a_connection_in_us
     while reader.is_alive() and right.heard_s <= before_s:
         assert right.receive(0.05) is None
     assert right.heard_s > before_s
-    right.send(Kind.DOORBELL, b"")
+    right.send(FrameKind.DOORBELL, b"")
     reader.join()
     pulse.close()
 
@@ -236,7 +236,7 @@ def test_a_pulse_outlives_a_lost_connection(pair: tuple[Session, Session], monke
     near, far = connected()
     left.resume(SocketWire(near, "the right"), 0)
     again = SocketWire(far, "the left")
-    assert again.receive(5.0) == Frame(Kind.BEAT, b"", 0)
+    assert again.receive(5.0) == Frame(FrameKind.BEAT, b"", 0)
     pulse.close()
     again.close()
 
@@ -247,7 +247,7 @@ def test_a_connection_that_is_cut_is_lost_to_the_thread_that_uses_it(pair: tuple
 
     def send() -> None:
         with pytest.raises(ConnectionLostError):
-            pair[0].send(Kind.DOORBELL, b"", [memoryview(bytes(1 << 24))])
+            pair[0].send(FrameKind.DOORBELL, b"", [memoryview(bytes(1 << 24))])
         lost.set()
 
     thread = threading.Thread(target=send)

@@ -22,7 +22,7 @@ import plesio
 import plesio as ps
 from plesio.errors import ConfigurationError
 from plesio.host.recovery_log import RecoveryLog
-from plesio.memory.row_tables import Served
+from plesio.memory.row_tables import ServedRows
 from plesio.memory.surviving_rows import SurvivingRows
 from plesio.tables import life, rows, undo
 from plesio.tables.spec import TableSpec
@@ -286,7 +286,7 @@ def nothing_taken_back(self: Store) -> None:
     """What was begun is done on top of what is there."""
 
 
-def keys_of_one_place(self: SurvivingRows, serve: Any, *about: Any) -> Served:
+def keys_of_one_place(self: SurvivingRows, serve: Any, *about: Any) -> ServedRows:
     """All contributions of a worker have their keys copied to the same one."""
     one, (table, at, count) = FAITHFUL(self, serve, *about), about
     keys = self._keys.of(serve.worker, 1, table).keys[at : at + count]

@@ -23,7 +23,7 @@ from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.row_slots import RowSlots
 from plesio.transport.session import Session
 from plesio.transport.socket_wire import SocketWire
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
 SPEC = TableSpec("ids", 2)
 
@@ -99,7 +99,7 @@ STANDS = messages.Stands({"ids": RowsSummary(rows=3)}, RowServer(rows=3))
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Served(),
+        messages.ValuesServed(),
         messages.Answered(1),
         messages.Piece(0),
         messages.Stands({"other": RowsSummary(rows=1)}, RowServer()),
@@ -108,7 +108,7 @@ STANDS = messages.Stands({"ids": RowsSummary(rows=3)}, RowServer(rows=3))
     ids=lambda one: type(one).__name__,
 )
 def test_what_nobody_asked_for_ends_it(between: Between, message: Any) -> None:
-    between.far.send(Kind.CHANNEL, encode(message))
+    between.far.send(FrameKind.CHANNEL, encode(message))
     assert isinstance(between.ended(), ProtocolError)
 
 
@@ -116,7 +116,7 @@ def test_what_nobody_asked_for_ends_it(between: Between, message: Any) -> None:
 def test_an_answer_of_another_type_ends_it(between: Between, value: Any) -> None:
     between.head.send(messages.Ask("checksum", ()))
     assert between.came() == messages.Ask("checksum", ())
-    between.far.send(Kind.CHANNEL, encode(messages.Answered(value)))
+    between.far.send(FrameKind.CHANNEL, encode(messages.Answered(value)))
     assert "its answer to checksum is none" in str(between.ended())
 
 
@@ -124,16 +124,16 @@ def test_rows_of_other_tables_end_it(between: Between) -> None:
     between.head.send(messages.Ask("hand_over", ()))
     assert between.came() == messages.Ask("hand_over", ())
     data = os.pread(in_memory({"other": {}}), 1000, 0)
-    between.far.send(Kind.CHANNEL, encode(messages.Piece(len(data))), [memoryview(data)])
-    between.far.send(Kind.CHANNEL, encode(messages.Answered()))
+    between.far.send(FrameKind.CHANNEL, encode(messages.Piece(len(data))), [memoryview(data)])
+    between.far.send(FrameKind.CHANNEL, encode(messages.Answered()))
     assert isinstance(between.ended(), ProtocolError)
 
 
 def test_a_file_that_is_none_is_an_error_of_the_checkpoint(between: Between) -> None:
     between.head.send(messages.Ask("write", ("/nowhere", 0, -1)))
     assert between.came() == messages.Ask("hand_over", (-1,))
-    between.far.send(Kind.CHANNEL, encode(messages.Piece(9)), [memoryview(b"no tables")])
-    between.far.send(Kind.CHANNEL, encode(messages.Answered()))
+    between.far.send(FrameKind.CHANNEL, encode(messages.Piece(9)), [memoryview(b"no tables")])
+    between.far.send(FrameKind.CHANNEL, encode(messages.Answered()))
     assert between.heard()[0].error
 
 
@@ -143,13 +143,13 @@ def test_a_checkpoint_that_cannot_be_read_is_answered_here(between: Between) -> 
 
 
 def test_how_rows_stand_is_passed_on_and_waits_are_of_this_hosts_clock(between: Between) -> None:
-    between.far.send(Kind.CHANNEL, encode(messages.Stands(STANDS.summaries, RowServer(rows=3, waited_s=1e9))))
+    between.far.send(FrameKind.CHANNEL, encode(messages.Stands(STANDS.summaries, RowServer(rows=3, waited_s=1e9))))
     assert between.heard()[0] == STANDS
 
 
 def test_what_it_raised_is_told(between: Between) -> None:
     failed = Failed("ValueError", "no reason", "a traceback", False)
-    between.far.send(Kind.LAUNCHER, encode(failed))
-    between.far.send(Kind.SESSION, encode(remote.Parted()))
+    between.far.send(FrameKind.LAUNCHER, encode(failed))
+    between.far.send(FrameKind.SESSION, encode(remote.Parted()))
     assert between.launcher.receive(10.0)[0] == failed
     assert between.ended() is None

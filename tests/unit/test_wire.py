@@ -22,7 +22,7 @@ from plesio.transport.certificates import make_certificates
 from plesio.transport.limits import PIECE_BYTES, READ_AHEAD_BYTES
 from plesio.transport.secure import Credentials, secured
 from plesio.transport.socket_wire import CHECKSUM, HEAD, SocketWire
-from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, Kind, RemoteProtocolError
+from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, FrameKind, RemoteProtocolError
 from support.long_forms import examples
 
 
@@ -74,7 +74,7 @@ def test_both_sides_may_send_at_once_if_one_is_eager(tls: bool, tmp_path: Path) 
     data = random.Random(0).randbytes(20_000_000)
 
     def talk(end: SocketWire) -> bool:
-        end.send(Kind.CHANNEL, b"large", [memoryview(data)])
+        end.send(FrameKind.CHANNEL, b"large", [memoryview(data)])
         frame = end.receive(5.0)
         assert frame is not None
         came = bytearray(frame.payload_bytes)
@@ -92,9 +92,9 @@ def test_a_frame_of_any_size_arrives(pair: tuple[SocketWire, SocketWire], size: 
     left, right = pair
     payload = random.Random(size).randbytes(size)
     place = bytearray(size)
-    sender = threading.Thread(target=left.send, args=(Kind.CHANNEL, payload, [memoryview(payload)], 7, 65_537))
+    sender = threading.Thread(target=left.send, args=(FrameKind.CHANNEL, payload, [memoryview(payload)], 7, 65_537))
     sender.start()
-    assert right.receive(5.0) == Frame(Kind.CHANNEL, payload, size)
+    assert right.receive(5.0) == Frame(FrameKind.CHANNEL, payload, size)
     right.read_payload([memoryview(place)])
     sender.join()
     assert (bytes(place), right.acknowledged, right.number, right.has_input) == (payload, 7, 1, False)
@@ -112,7 +112,7 @@ def test_a_frame_of_any_size_arrives(pair: tuple[SocketWire, SocketWire], size: 
 )
 @settings(max_examples=examples(20), deadline=None)
 def test_frames_arrive_however_the_bytes_are_split(
-    frames: list[tuple[Kind, bytes, list[bytes]]], cuts: list[int]
+    frames: list[tuple[FrameKind, bytes, list[bytes]]], cuts: list[int]
 ) -> None:
     left, middle = socket.socketpair()
     relay, right = socket.socketpair()
@@ -147,8 +147,8 @@ def test_many_parts_are_one_payload(pair: tuple[SocketWire, SocketWire]) -> None
     """More parts than the kernel takes in one call."""
     left, right = pair
     parts = [bytes([number % 251]) * 3 for number in range(3000)]
-    left.send(Kind.DOORBELL, b"", [memoryview(part) for part in parts])
-    assert right.receive(1.0) == Frame(Kind.DOORBELL, b"", 9000)
+    left.send(FrameKind.DOORBELL, b"", [memoryview(part) for part in parts])
+    assert right.receive(1.0) == Frame(FrameKind.DOORBELL, b"", 9000)
     right.read_payload([memoryview(place := bytearray(9000))])
     assert place == b"".join(parts)
 
@@ -158,12 +158,12 @@ def test_many_parts_are_one_payload(pair: tuple[SocketWire, SocketWire]) -> None
 
 def test_a_connection_that_ends_is_lost(pair: tuple[SocketWire, SocketWire]) -> None:
     left, right = pair
-    left.send(Kind.BEAT, b"")
+    left.send(FrameKind.BEAT, b"")
     left.close()
-    assert right.receive(1.0) == Frame(Kind.BEAT, b"", 0)
+    assert right.receive(1.0) == Frame(FrameKind.BEAT, b"", 0)
     with pytest.raises(ConnectionLostError, match="the left is lost: it closed the connection"):
         right.receive(1.0)
-    for use in (lambda: right.send(Kind.BEAT, b""), lambda: right.receive(1.0)):
+    for use in (lambda: right.send(FrameKind.BEAT, b""), lambda: right.receive(1.0)):
         with pytest.raises(ConnectionLostError, match="it was lost before"):
             use()
 
@@ -182,14 +182,14 @@ def test_a_sender_that_stops_in_a_frame_is_lost(
         wire.read_payload([memoryview(bytearray(10_000))])
 
     sender, wire = stranger
-    sender.sendall(frame_bytes(Kind.DOORBELL, b"x" * 100, b"y" * 10_000)[:kept])
+    sender.sendall(frame_bytes(FrameKind.DOORBELL, b"x" * 100, b"y" * 10_000)[:kept])
     with pytest.raises(ConnectionLostError, match="no byte came for"):
         read(wire)
 
 
 def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[SocketWire, SocketWire]) -> None:
     with pytest.raises(ConnectionLostError, match="it took no byte for"):
-        pair[0].send(Kind.TENSORS, b"", [memoryview(bytearray(50_000_000))])
+        pair[0].send(FrameKind.TENSORS, b"", [memoryview(bytearray(50_000_000))])
 
 
 # What is no frame
@@ -199,15 +199,18 @@ def test_a_receiver_that_stops_is_lost(short_lease: None, pair: tuple[SocketWire
     ("data", "why"),
     [
         (frame_bytes(8, b""), "a frame of kind 8; known: 0 SESSION, 1 CHANNEL, .*7 BEAT"),
-        (frame_bytes(Kind.BEAT, b"", zero=1), "it speaks another version"),
+        (frame_bytes(FrameKind.BEAT, b"", zero=1), "it speaks another version"),
         (b"GET / HTTP/1.1\r\nHost: 10.0.0.1:4711\r\n\r\n", "a frame of kind 71"),
-        (HEAD.pack(Kind.CHANNEL, 0, 0, 2**32 - 1, 0, 0) + bytes(8), "a message of 4294967295 bytes .CHANNEL.; at most"),
         (
-            HEAD.pack(Kind.ANSWER, 0, 0, 2**20 + 1, 0, 0) + bytes(8),
+            HEAD.pack(FrameKind.CHANNEL, 0, 0, 2**32 - 1, 0, 0) + bytes(8),
+            "a message of 4294967295 bytes .CHANNEL.; at most",
+        ),
+        (
+            HEAD.pack(FrameKind.ANSWER, 0, 0, 2**20 + 1, 0, 0) + bytes(8),
             "a message of 1048577 bytes .ANSWER.; at most 1048576",
         ),
-        (HEAD.pack(Kind.DOORBELL, 0, 0, 1, 0, 2**63) + bytes(8), "a payload of 9223372036854775808 bytes"),
-        (HEAD.pack(Kind.BEAT, 0, 0, 0, 0, 1) + bytes(8), "a payload of 1 bytes .BEAT.; at most 0"),
+        (HEAD.pack(FrameKind.DOORBELL, 0, 0, 1, 0, 2**63) + bytes(8), "a payload of 9223372036854775808 bytes"),
+        (HEAD.pack(FrameKind.BEAT, 0, 0, 0, 0, 1) + bytes(8), "a payload of 1 bytes .BEAT.; at most 0"),
     ],
 )
 def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, SocketWire], data: bytes, why: str) -> None:
@@ -222,7 +225,7 @@ def test_what_is_no_frame_is_refused(stranger: tuple[socket.socket, SocketWire],
 
 def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[SocketWire, SocketWire]) -> None:
     left, right = pair
-    left.send(Kind.DOORBELL, b"", [memoryview(b"12345678")])
+    left.send(FrameKind.DOORBELL, b"", [memoryview(b"12345678")])
     right.receive(1.0)
     with pytest.raises(RemoteProtocolError, match="a payload of 8 bytes; 4 were expected"):
         right.read_payload([memoryview(place := bytearray(4))])
@@ -231,7 +234,7 @@ def test_a_payload_of_another_size_is_refused_before_it_is_read(pair: tuple[Sock
 
 def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, SocketWire]) -> None:
     sender, wire = stranger
-    sender.sendall(frame_bytes(Kind.BEAT, b"abc")[:-1] + b"d")
+    sender.sendall(frame_bytes(FrameKind.BEAT, b"abc")[:-1] + b"d")
     with pytest.raises(DamagedError, match=r"a stranger sent a frame whose checksum is .* damaged on the way"):
         wire.receive(1.0)
     assert issubclass(DamagedError, ConnectionLostError)
@@ -239,7 +242,7 @@ def test_a_message_that_is_damaged_loses_the_connection(stranger: tuple[socket.s
 
 def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.socket, SocketWire]) -> None:
     sender, wire = stranger
-    data = bytearray(frame_bytes(Kind.DOORBELL, b"", b"payload"))
+    data = bytearray(frame_bytes(FrameKind.DOORBELL, b"", b"payload"))
     data[-9] ^= 1
     sender.sendall(data)
     wire.receive(1.0)
@@ -250,7 +253,7 @@ def test_a_payload_that_is_damaged_loses_the_connection(stranger: tuple[socket.s
 def test_memory_is_taken_as_bytes_come(short_lease: None, stranger: tuple[socket.socket, SocketWire]) -> None:
     """A head announces the largest message that is allowed, and nothing follows."""
     sender, wire = stranger
-    sender.sendall(HEAD.pack(Kind.CHANNEL, 0, 0, wires.MESSAGE_BYTES_MAX, 0, 0) + bytes(8))
+    sender.sendall(HEAD.pack(FrameKind.CHANNEL, 0, 0, wires.MESSAGE_BYTES_MAX, 0, 0) + bytes(8))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ConnectionLostError):
         wire.receive(1.0)

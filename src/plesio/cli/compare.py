@@ -30,7 +30,7 @@ from plesio.observe.finding import finding
 from plesio.observe.repeats import middle, notes
 from plesio.observe.report import write_report
 from plesio.observe.summary import GONE, Summary, telling
-from plesio.observe.tables import Failed, compare_table
+from plesio.observe.tables import FailedRun, compare_table
 
 Names = Annotated[
     str | None,
@@ -69,7 +69,7 @@ class Comparison:
     words: str  # tell of the work
     report: Path
     json_file: Path | None
-    rows: list[Summary | Failed] = field(default_factory=list)  # of several runs of a strategy, the middle one
+    rows: list[Summary | FailedRun] = field(default_factory=list)  # of several runs of a strategy, the middle one
     repeats: list[list[Summary]] = field(default_factory=list)  # all runs of each strategy that did not fail
     first_failure: str = ""
 
@@ -78,8 +78,8 @@ class Comparison:
         return [row for row in self.rows if isinstance(row, Summary)]
 
     @property
-    def failures(self) -> list[Failed]:
-        return [row for row in self.rows if isinstance(row, Failed)]
+    def failures(self) -> list[FailedRun]:
+        return [row for row in self.rows if isinstance(row, FailedRun)]
 
 
 @takes_settings(but=["strategy", "workers_max", "checkpoint", "resume"], instead=INSTEAD)
@@ -152,7 +152,7 @@ def _run_all(
                 if isinstance(error, MetricMissingError) and not found.rows:
                     raise  # the others would fail alike
                 why = _first_line(error)
-                found.rows.append(Failed(config.strategy.name, why))
+                found.rows.append(FailedRun(config.strategy.name, why))
                 found.first_failure = found.first_failure or str(error)
                 board.failed(number, why)
             else:
@@ -259,7 +259,7 @@ def _write_json(found: Comparison, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(table)) + b"\n")
 
 
-def _row(row: Summary | Failed, target: tuple[str, float] | None, metric: str) -> dict[str, Any]:
+def _row(row: Summary | FailedRun, target: tuple[str, float] | None, metric: str) -> dict[str, Any]:
     one = row if isinstance(row, Summary) else None
     return {
         "strategy": row.strategy,

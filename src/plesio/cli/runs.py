@@ -19,7 +19,7 @@ from plesio.errors import ConfigurationError
 from plesio.observe.amounts import duration, number, percent
 from plesio.observe.comparison import metric_of
 from plesio.observe.finding import finding
-from plesio.observe.history import Kept, history, kept, read_summary, to_prune, write_notes
+from plesio.observe.history import KeptRun, history, kept, read_summary, to_prune, write_notes
 from plesio.observe.repeats import notes
 from plesio.observe.report import write_report
 from plesio.observe.tables import compare_table
@@ -69,13 +69,13 @@ def listed(
         terminal().print(_table(found))
 
 
-def _sorted(found: list[Kept], by: str) -> list[Kept]:
+def _sorted(found: list[KeptRun], by: str) -> list[KeptRun]:
     names = {name for one in found if one.brief is not None for name in one.brief.metrics}
     own = ("changed", "time", "speed")
     if by not in own and by not in names:
         raise ConfigurationError(f"--sort {by}: known here: {', '.join([*own, *sorted(names)])}")
 
-    def value(one: Kept) -> float:
+    def value(one: KeptRun) -> float:
         known: float | None = one.changed_s
         if by != "changed":
             brief = one.brief
@@ -116,7 +116,7 @@ def _goals(folder: Path) -> dict[str, float]:
     return {name: value for name, value in goals if name not in LIMITS and isinstance(value, int | float)}
 
 
-def _row(one: Kept) -> dict[str, Any]:
+def _row(one: KeptRun) -> dict[str, Any]:
     return {
         "folder": str(one.folder),
         "strategy": one.strategy,
@@ -129,7 +129,7 @@ def _row(one: Kept) -> dict[str, Any]:
     }
 
 
-def _table(found: list[Kept]) -> Table:
+def _table(found: list[KeptRun]) -> Table:
     names = list(dict.fromkeys(name for one in reversed(found) if one.brief is not None for name in one.brief.metrics))
     names = names[:METRICS]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))

@@ -63,7 +63,7 @@ def serve(
     What they prove is a token: PLESIO_TOKEN, else what is in ~/.plesio/token, which this makes.
     """
     from plesio.launch.job import Listening
-    from plesio.launch.local.listen import Door
+    from plesio.launch.local.listen import DoorSockets
     from plesio.launch.remote.find import host_and_port, token_of
     from plesio.runner import start
     from plesio.transport import secure
@@ -77,7 +77,7 @@ def serve(
         )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
-    door = Door.open(
+    door = DoorSockets.open(
         Listening(
             host=host,
             port=port,

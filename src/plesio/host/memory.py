@@ -30,7 +30,7 @@ _THERE, _FILES = np.uint64(1 << 63 | 1 << 62), np.uint64(1 << 61)
 """Of a page's entry there: it is in memory or swapped; it is a file's or shared."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class TablePlace(msgspec.Struct, frozen=True):
     """Where a table in shared memory lies: a file that the process `maker` has open. A module has it as its `place`."""
 
     what: str
@@ -62,7 +62,7 @@ class SharedBlock:
         return cls(anonymous_file(nbytes, what), nbytes)
 
     @classmethod
-    def at(cls, place: Place) -> SharedBlock:
+    def at(cls, place: TablePlace) -> SharedBlock:
         """A table's memory, which has no name, by its maker's descriptor."""
         with contextlib.suppress(OSError):
             mine = os.open(f"/proc/{place.maker}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
@@ -84,7 +84,7 @@ class SharedBlock:
         self.close()
 
 
-def tables_at(places: dict[str, Place]) -> dict[str, torch.Tensor]:
+def tables_at(places: dict[str, TablePlace]) -> dict[str, torch.Tensor]:
     """The numbers of tables, where they lie."""
     return {name: SharedBlock.at(place).memory.view(torch.float32) for name, place in places.items()}
 

@@ -169,7 +169,7 @@ def _without_gradients(function: Callable[..., Any], model: nn.Module, *more: An
 OnRound = Callable[[Round], object]
 
 
-class Rounds:
+class RoundCalls:
     """Has the user's `on_round` called for one run, with what workers told of the round."""
 
     def __init__(self, on_round: OnRound, job: Job, outcome: Outcome, live: Live) -> None:

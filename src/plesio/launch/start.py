@@ -25,7 +25,7 @@ from plesio.launch.checks import check_functions, check_rounds
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.local.output import log_level
 from plesio.launch.result import (
     EvaluateError,
@@ -76,7 +76,7 @@ def start(
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     watch: Callable[[Live], object] | None = None,
     sinks: Sequence[Sink] = (),
-    door: Door | None = None,
+    door: DoorSockets | None = None,
     page: Page | None = None,
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,
@@ -154,7 +154,7 @@ def start(
     return done
 
 
-def _reduced_here(config: RunConfig, door: Door | None) -> RunConfig:
+def _reduced_here(config: RunConfig, door: DoorSockets | None) -> RunConfig:
     """`config` with how an all-reduce goes here: in memory on one host without a GPU, else by torch among an island's ranks."""
     in_memory = config.strategy.in_memory
     if in_memory is not None and door is None and config.place is LOCAL and not torch.cuda.device_count():

@@ -32,15 +32,15 @@ from plesio.masking.keys import add_mask, agreed, commitment, context_of, public
 from plesio.masking.suspects import Suspects
 from plesio.masking.words import (
     AllKeys,
-    Came,
     ForSite,
-    GivenUp,
     Keys,
     Masked,
-    Opened,
     Outside,
+    RoundGivenUp,
+    RoundOpened,
     Said,
     Shares,
+    SitesCame,
     Told,
     Wait,
 )
@@ -55,11 +55,11 @@ class Phase(IntEnum):
     OPEN = 3
 
 
-KINDS = {Phase.KEYS: Keys, Phase.SHARES: Shares, Phase.SUM: Masked, Phase.OPEN: Opened}
+KINDS = {Phase.KEYS: Keys, Phase.SHARES: Shares, Phase.SUM: Masked, Phase.OPEN: RoundOpened}
 DID = ("", "shared them", "sent their numbers", "opened the sum")
 
 
-class Head:
+class SecureHead:
     """Of rounds under `secure`. `why`: the last phase that was closed gave its round up, and why."""
 
     def __init__(self, secure: SecureSums) -> None:
@@ -88,7 +88,7 @@ class Head:
             self._outside.add(site)
             return False
         others = isinstance(said, Shares) and said.sealed.keys() != self._inside
-        opens = isinstance(said, Opened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
+        opens = isinstance(said, RoundOpened) and (said.seeds.keys() != self._came or said.keys.keys() != self._dropped)
         if others or opens or site in self._spoke:
             raise ProtocolError(
                 f"site {site} said {type(said).__name__} of other sites than are in this round, or again"
@@ -102,7 +102,7 @@ class Head:
         self.why = self._why_not(spoke)
         if self.why or self.phase is Phase.OPEN:  # no fold came: nobody has trained
             self.begin()
-            return dict.fromkeys([*spoke, *outside], GivenUp(self.why)) if self.why else {}
+            return dict.fromkeys([*spoke, *outside], RoundGivenUp(self.why)) if self.why else {}
         told = self._answers() | dict.fromkeys(outside, Wait())
         self._inside, self._spoke, self._outside = set(spoke), {}, set()
         self.phase = Phase(self.phase + 1)
@@ -127,7 +127,7 @@ class Head:
             self._shares: dict[int, Shares] = spoke
             return {one: ForSite({site: said.sealed[one] for site, said in spoke.items()}) for one in spoke}
         self._came, self._dropped = set(spoke), self._shares.keys() - spoke.keys()
-        return dict.fromkeys(spoke, Came(tuple(sorted(spoke))))
+        return dict.fromkeys(spoke, SitesCame(tuple(sorted(spoke))))
 
     @property
     def share(self) -> float:

@@ -29,7 +29,7 @@ from plesio.masking.keys import (
     signed,
     unseal,
 )
-from plesio.masking.words import AllKeys, Came, ForSite, Keys, Opened, Shares
+from plesio.masking.words import AllKeys, ForSite, Keys, RoundOpened, Shares, SitesCame
 from plesio.protocol.coding import ProtocolError
 from plesio.strategy.answers import SecureSums
 
@@ -123,7 +123,7 @@ class Site:
             key = self._agreed(self._masking, self._others[site].masking, b"mask")
             add_mask(words, key, 1 if site > self.me else -1)
 
-    def open(self, told: Came) -> Opened:
+    def open(self, told: SitesCame) -> RoundOpened:
         """What the head needs to take the masks off the sum, and no more."""
         came = set(told.sites)
         if self._opened or not came <= self._parts.keys() or self.me not in came:
@@ -133,7 +133,7 @@ class Site:
             raise ProtocolError(f"the head asks for the sum all the same: {why}")
         self._opened = True
         seeds = {site: self._parts[site][0] for site in came}
-        return Opened(seeds, {site: key for site, (_, key) in self._parts.items() if site not in came})
+        return RoundOpened(seeds, {site: key for site, (_, key) in self._parts.items() if site not in came})
 
     def _too_few(self, keys: Mapping[int, Keys], sites: Iterable[int]) -> str:
         return self._secure.check_samples([keys[site].samples for site in sites])

@@ -58,7 +58,7 @@ class Masked(Word):
     pass
 
 
-class Opened(Word):
+class RoundOpened(Word):
     seeds: dict[int, Part]
     keys: dict[int, Part]
 
@@ -77,7 +77,7 @@ class ForSite(Word):
     sealed: dict[int, Sealed]
 
 
-class Came(Word):
+class SitesCame(Word):
     sites: tuple[int, ...]
 
 
@@ -85,9 +85,9 @@ class Wait(Word):
     pass
 
 
-class GivenUp(Word):
+class RoundGivenUp(Word):
     why: str
 
 
-Said = Keys | Shares | Masked | Opened | Outside
-Told = AllKeys | ForSite | Came | Wait | GivenUp
+Said = Keys | Shares | Masked | RoundOpened | Outside
+Told = AllKeys | ForSite | SitesCame | Wait | RoundGivenUp

@@ -14,10 +14,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from plesio.core.events import Fold
-from plesio.masking.head import Head
+from plesio.masking.head import SecureHead
 from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_numbers, trained
-from plesio.masking.words import MASKING, Masked, Opened, Said, Told
+from plesio.masking.words import MASKING, Masked, RoundOpened, Said, Told
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.payloads import WORDS, put_words
 from plesio.protocol.worker import Contribution
@@ -33,7 +33,7 @@ class MaskedSums:
     def __init__(self, secure: SecureSums, privacy: Privacy | None, slots: Sequence[Arena]) -> None:
         self._slots = slots
         self._limit = secure.clip if privacy is None else SiteNoise(secure, privacy).limit
-        self._head = Head(secure)
+        self._head = SecureHead(secure)
         self._sum = np.zeros_like(trained(slots[0]).view(np.uint32))
         self._news: deque[str] = deque()
         self._gave_up = ""  # why that was, the last time
@@ -53,7 +53,7 @@ class MaskedSums:
     def came(self, worker: int, made: Contribution) -> None:
         """A contribution, whose words it takes; `ProtocolError`: its worker may not say that."""
         said = decode(bytes(made.riders.pop(MASKING, b"")))
-        if made.steps and not isinstance(said, Opened):
+        if made.steps and not isinstance(said, RoundOpened):
             raise ProtocolError(f"worker {worker} sent steps with {type(said).__name__}")
         counts, self._open = self._head.hear(worker, said), True
         if counts and isinstance(said, Masked):

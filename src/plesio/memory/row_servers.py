@@ -25,7 +25,7 @@ from plesio.tables.hot import hottest
 from plesio.transport.row_slots import RowSlots, check_room
 
 
-class Server(Protocol):
+class RowHolder(Protocol):
     """One that holds some rows. `ask` has a method of its `RowTables` called, and returns what waits for the result."""
 
     clock: int
@@ -42,7 +42,7 @@ class RowServers:
     """The rows that `servers` hold, of those with places in `slots`, one for each server; `answers`: whoever asked for rows is
     told that they are there by this process."""
 
-    def __init__(self, slots: Sequence[RowSlots], servers: Sequence[Server], answers: bool = True) -> None:
+    def __init__(self, slots: Sequence[RowSlots], servers: Sequence[RowHolder], answers: bool = True) -> None:
         self.slots, self.specs, self.answers = slots, slots[0].specs, answers
         self._servers = servers
 

@@ -40,7 +40,7 @@ from plesio.transport.row_slots import MOST, Laid, RowSlots
 HASH = 1 << 64
 
 
-class Served(NamedTuple):
+class ServedRows(NamedTuple):
     """Rows that a contribution was given at once, of `table`: what is `laid` in the slot; where they lie in the table; the clock
     then."""
 
@@ -67,7 +67,7 @@ class RowTables:
         self.slots = slots
         self._whose = server, servers
         self._asked: list[dict[int, RowsRequest]] = [{} for _ in range(slots.readers)]  # by contribution
-        self._served: list[dict[int, list[Served]]] = [{} for _ in range(slots.readers)]  # by contribution
+        self._served: list[dict[int, list[ServedRows]]] = [{} for _ in range(slots.readers)]  # by contribution
         self._sums = [Sum(spec.dim) for spec in slots.specs]
         self._oldest = 0  # when the first of what is in the sums was served
         self.actions = self._actions(at_once)
@@ -131,14 +131,14 @@ class RowTables:
         """Whether its keys are looked at, for those that are hot."""
         return is_looked_at(serve.worker, serve.number)
 
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> ServedRows:
         laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
         laid = laid._replace(keys=laid.keys.copy())  # the next but one contribution's are written there early
         return self._laid(serve, table, laid)
 
-    def _laid(self, serve: Serve, table: int, laid: Laid) -> Served:
+    def _laid(self, serve: Serve, table: int, laid: Laid) -> ServedRows:
         store, last = self.stores[table], serve.worker == self.slots.readers - 1
-        return Served(table, laid, (store.read if last else store.pull)(laid.keys, laid.values), self.clock)
+        return ServedRows(table, laid, (store.read if last else store.pull)(laid.keys, laid.values), self.clock)
 
     def _reading(self, reading: Reading) -> None:
         for store in self.stores:
@@ -150,7 +150,7 @@ class RowTables:
 
     # What steps
 
-    def _taken(self, worker: int, number: int) -> list[Served]:
+    def _taken(self, worker: int, number: int) -> list[ServedRows]:
         """What a contribution was given; its gradients lie beside it."""
         taken = self._served[worker].pop(number, [])
         for one in taken:

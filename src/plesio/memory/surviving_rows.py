@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from plesio.core.events import Fold, FoldRows, Serve
 from plesio.host.memory import SharedBlock
 from plesio.host.recovery_log import RecoveryLog
-from plesio.memory.row_tables import HASH, RowTables, Served
+from plesio.memory.row_tables import HASH, RowTables, ServedRows
 from plesio.tables.store import Folded
 from plesio.tensors.arena import PAGE
 from plesio.transport.row_slots import RowSlots
@@ -79,12 +79,12 @@ class SurvivingRows(RowTables):
     def _looks(self, serve: Serve) -> bool:
         return not self._log.recovering and super()._looks(serve)
 
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> ServedRows:
         laid = self.slots.of(serve.worker, serve.number, table).rows(at, at + count)
         keys = self._keys.of(serve.worker, serve.number, table).keys[at : at + count]
         laid, came = laid._replace(keys=keys), laid.keys
         if self._log.recovering:
-            return Served(table, laid, np.full(count, -1), self.clock)
+            return ServedRows(table, laid, np.full(count, -1), self.clock)
         keys[:] = came
         return self._laid(serve, table, laid)
 

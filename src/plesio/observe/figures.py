@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from plesio.observe.amounts import number, percent
 from plesio.observe.comparison import Target
-from plesio.observe.logbook import Last, LastSteps
+from plesio.observe.logbook import LastLogged, LastSteps
 from plesio.observe.rows import cells
 from plesio.observe.summary import EXTREMES, Span, Summary, telling
 
@@ -117,7 +117,7 @@ def _chart(
     curves: Sequence[Curve],
     words: str,
     target: Target | None = None,
-    last: Sequence[Last | None] = (),
+    last: Sequence[LastLogged | None] = (),
 ) -> dict[str, Any]:
     """The lines of the curves with finite values; the caption names the strategies without. `last`: of what was logged."""
     lines, missing = [], []

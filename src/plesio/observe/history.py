@@ -28,7 +28,7 @@ UNREADABLE = (OSError, msgspec.DecodeError, ValueError)
 """What reading a file of a run raises: it is not there, is cut short, of another version, or no text."""
 
 
-class Last(msgspec.Struct, frozen=True):
+class LastEvaluation(msgspec.Struct, frozen=True):
     """An evaluation in summary.json; null is a value that was no number."""
 
     metrics: dict[str, float | None]
@@ -56,7 +56,7 @@ class Brief(msgspec.Struct, frozen=True):
     steps_per_s: float | None
     ideal_share: float | None
     ended: str
-    history: tuple[Last, ...] = ()
+    history: tuple[LastEvaluation, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -66,7 +66,7 @@ class Brief(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptRun:
     """A run folder."""
 
     folder: Path
@@ -85,7 +85,7 @@ class Kept:
         return self.brief.ended if self.brief is not None else self.why
 
 
-def history(runs: Path) -> list[Kept]:
+def history(runs: Path) -> list[KeptRun]:
     """The run folders in `runs`, the one that changed last at the end."""
     try:
         # a folder that may not be read (lost+found) is none, and no error
@@ -99,7 +99,7 @@ def history(runs: Path) -> list[Kept]:
     return sorted(found, key=lambda one: one.changed_s)
 
 
-def kept(folder: Path) -> Kept:
+def kept(folder: Path) -> KeptRun:
     """What one run folder holds; a part that cannot be read is left out, and why."""
     if not (folder / CONFIGURATION).is_file():
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def kept(folder: Path) -> Kept:
     notes, unread = _toml(folder / NOTES, Notes)
     brief, missing = _brief(folder / FIGURES)
     run, strategy = configuration.run, configuration.strategy
-    return Kept(
+    return KeptRun(
         folder=folder,
         changed_s=_changed_s(folder),
         run=run,
@@ -183,7 +183,7 @@ def write_notes(folder: Path, tags: Iterable[str], note: str) -> None:
         raise ConfigurationError(f"{folder / NOTES} cannot be written: {error.strerror}") from error
 
 
-def to_prune(runs: Sequence[Kept], keep: int | None, older_days: float | None) -> list[Kept]:
+def to_prune(runs: Sequence[KeptRun], keep: int | None, older_days: float | None) -> list[KeptRun]:
     """Which of `runs` to remove: all but the `keep` that changed last, and of those the ones unchanged for `older_days`.
 
     Runs with a tag or a note are left alone. So are links, folders whose run.toml is not plesio's, and runs without figures that

@@ -22,7 +22,7 @@ ALIKE = 0.01
 """Of service times that explain as much, but for this share of a cycle, the longest is taken: lock step hides queues."""
 
 
-class Exchange(NamedTuple):
+class TimedExchange(NamedTuple):
     """Sent by `worker` at `ready_s`, answered at `granted_s`; where it was held, since `arrived_s` and until `released_s`."""
 
     worker: int
@@ -41,7 +41,7 @@ class Links(NamedTuple):
     unexplained: float
 
 
-def links(exchanges: Iterable[Exchange], served_s: float = 0.0) -> Links:
+def links(exchanges: Iterable[TimedExchange], served_s: float = 0.0) -> Links:
     """What the exchanges of a run say; `served_s`: what the server is known to compute for each, at least."""
     found = sorted(exchanges, key=lambda one: one.granted_s)[:MOST]
     if not found:
@@ -59,7 +59,7 @@ def links(exchanges: Iterable[Exchange], served_s: float = 0.0) -> Links:
     return next(one for one in reversed(tried) if one.unexplained <= enough)
 
 
-def _explained(found: Sequence[Exchange], service_s: float, latency_s: Mapping[int, float]) -> Links:
+def _explained(found: Sequence[TimedExchange], service_s: float, latency_s: Mapping[int, float]) -> Links:
     """With this service time, and the latencies that come of it from a first guess, which tells who was first at the server."""
     for _ in range(ROUNDS):
         own = _by_worker(found, _beyond_queues(found, service_s, latency_s))
@@ -69,7 +69,7 @@ def _explained(found: Sequence[Exchange], service_s: float, latency_s: Mapping[i
     return Links(service_s, latency_s, fmean(off) / cycle_s if cycle_s else 0.0)
 
 
-def _lasted_s(one: Exchange) -> float:
+def _lasted_s(one: TimedExchange) -> float:
     held_s = one.released_s - one.arrived_s if one.arrived_s is not None and one.released_s is not None else 0.0
     return one.granted_s - one.ready_s - held_s
 
@@ -78,7 +78,7 @@ def _low(values: Sequence[float]) -> float:
     return sorted(values)[int(QUICK * len(values))]
 
 
-def _apart_s(found: Sequence[Exchange]) -> float:
+def _apart_s(found: Sequence[TimedExchange]) -> float:
     """How close arrivals get, where most are known: who is held has arrived, and is released by another's arrival."""
     held = [one for one in found if one.arrived_s is not None]
     if 2 * len(held) < len(found):
@@ -87,14 +87,14 @@ def _apart_s(found: Sequence[Exchange]) -> float:
     return _low([after - before for before, after in pairwise(arrivals)])  # type: ignore[operator]
 
 
-def _by_worker(found: Sequence[Exchange], values: Iterable[float]) -> dict[int, list[float]]:
+def _by_worker(found: Sequence[TimedExchange], values: Iterable[float]) -> dict[int, list[float]]:
     grouped: dict[int, list[float]] = {}
     for one, value in zip(found, values, strict=True):
         grouped.setdefault(one.worker, []).append(value)
     return grouped
 
 
-def _beyond_queues(found: Sequence[Exchange], service_s: float, latency_s: Mapping[int, float]) -> list[float]:
+def _beyond_queues(found: Sequence[TimedExchange], service_s: float, latency_s: Mapping[int, float]) -> list[float]:
     """How long each lasted without the queues at the server, both ways, if these are the latencies."""
     own = [latency_s[one.worker] for one in found]
     came = _queue([(one.ready_s + mine, 0.0) for one, mine in zip(found, own, strict=True)], service_s)

@@ -13,7 +13,7 @@ LAST_MAX, LAST_SHARE = 8, 10
 """A worker's last steps are those of one in `LAST_SHARE` of its entries, one at least and at most `LAST_MAX`."""
 
 
-class Last(NamedTuple):
+class LastLogged(NamedTuple):
     """The mean of a logged number over all workers' last steps, and how many steps these are."""
 
     mean: float
@@ -47,12 +47,12 @@ class LastSteps:
             while len(own) > 1 + count // LAST_SHARE:
                 own.popleft()
 
-    def of(self, name: str) -> Last | None:
+    def of(self, name: str) -> LastLogged | None:
         each = self._last.get(name, {}).values()
         half_s = max((own[-1].time_s for own in each), default=0.0) / 2
         last = [(max(one.steps, 1), one.metrics[name]) for own in each if own[-1].time_s >= half_s for one in own]
         steps = sum(count for count, _ in last)
-        return Last(sum(count * value for count, value in last) / steps, steps) if last else None
+        return LastLogged(sum(count * value for count, value in last) / steps, steps) if last else None
 
     def means(self) -> dict[str, float]:
         """Of each name."""

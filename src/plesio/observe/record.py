@@ -165,19 +165,19 @@ class Record:
         warnings.warn(why, RuntimeWarning, stacklevel=2)
 
 
-class End(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
+class RecordEnd(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The last line of a record."""
 
     why: str
     failed: bool = False
 
 
-def ending(folder: Path) -> End | None:
+def ending(folder: Path) -> RecordEnd | None:
     """How a run ended, as its record says; None where it says nothing of it."""
     try:
         with open(folder / LIVE, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_MAX))
-            return msgspec.json.decode(file.read().splitlines()[-1], type=End)
+            return msgspec.json.decode(file.read().splitlines()[-1], type=RecordEnd)
     except (OSError, IndexError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -145,7 +145,7 @@ def of_clients(summary: Summary) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedRun:
     """A strategy whose run failed, in place of its summary."""
 
     strategy: str
@@ -153,7 +153,7 @@ class Failed:
 
 
 def compare_table(
-    rows: Sequence[Summary | Failed],
+    rows: Sequence[Summary | FailedRun],
     target: Target | None,
     metric: str | None,
     *,
@@ -192,5 +192,5 @@ def compare_table(
         table.add_column(heads[k], justify="right", no_wrap=True)
     for row, line in zip(rows, lines, strict=True):
         texts = [Text(line[k], style="bold" if row.strategy in best and k == compared else "") for k in shown]
-        table.add_row(row.strategy, *texts, style="red" if isinstance(row, Failed) else "")
+        table.add_row(row.strategy, *texts, style="red" if isinstance(row, FailedRun) else "")
     return table

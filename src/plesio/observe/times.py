@@ -15,7 +15,7 @@ import msgspec
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError
-from plesio.observe.links import Exchange, links
+from plesio.observe.links import TimedExchange, links
 from plesio.observe.summary import GONE, SENT, Span, Summary
 from plesio.observe.totals import WorkerSummary
 
@@ -123,7 +123,7 @@ def _with_fetching(spans: Sequence[Span], single: bool) -> list[Span]:
     return found
 
 
-def _exchanges(worker: int, spans: Sequence[Span], a_step: float) -> Iterator[Exchange]:
+def _exchanges(worker: int, spans: Sequence[Span], a_step: float) -> Iterator[TimedExchange]:
     """Those that ended; there are `a_step` a step. Where one span stands for several, it is cut down to one."""
     steps, parts = 0, list[Span]()
     for span in [*spans, Span(worker, "compute", 0.0, 0.0)]:
@@ -135,9 +135,9 @@ def _exchanges(worker: int, spans: Sequence[Span], a_step: float) -> Iterator[Ex
             number = max(1, round(a_step * steps))
             lasted_s = sum(one.end_s - one.start_s for one in parts if one.kind == "exchange")
             if number > 1 or held is None:
-                yield Exchange(worker, parts[-1].end_s - lasted_s / number, None, None, parts[-1].end_s)
+                yield TimedExchange(worker, parts[-1].end_s - lasted_s / number, None, None, parts[-1].end_s)
             else:
-                yield Exchange(worker, parts[0].start_s, held.start_s, held.end_s, parts[-1].end_s)
+                yield TimedExchange(worker, parts[0].start_s, held.start_s, held.end_s, parts[-1].end_s)
         steps, parts = span.steps, []
 
 

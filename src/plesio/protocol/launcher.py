@@ -49,7 +49,7 @@ class Measure(msgspec.Struct, tag=True, frozen=True):
     window_s: float
 
 
-class Switch(msgspec.Struct, tag=True, frozen=True):
+class SwitchRequest(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the server: the run is to go on in this phase of its strategy; `why`, if there is something to say."""
 
     phase: int
@@ -149,7 +149,7 @@ class Final(Totals, tag=True, kw_only=True):
     tables: tuple[TableSpec, ...] = ()
 
 
-class Logged(msgspec.Struct, tag=True, frozen=True):
+class LoggedByWorker(msgspec.Struct, tag=True, frozen=True):
     """A worker to the launcher: the means of what it logged since the last time; `time_s`: since it began to train."""
 
     time_s: Seconds
@@ -191,7 +191,7 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
-ToServer = Stop | Opened | Emptied | Scale | Keep | Switch | Measure | BeginRound
+ToServer = Stop | Opened | Emptied | Scale | Keep | SwitchRequest | Measure | BeginRound
 FromServer = Begun | Reborn | Progress | Lately | Writing | Trouble | StopRequest | RoundMade | Final
 FromDoor = Arrived | TurnedAway
 
@@ -203,6 +203,6 @@ class Visited(msgspec.Struct, tag=True, frozen=True):
     early: bool = False
 
 
-FromWorker = Logged | Visited | StopRequest | Returned | Finished | Failed
+FromWorker = LoggedByWorker | Visited | StopRequest | Returned | Finished | Failed
 FromEvaluator = Evaluated | Failed
 FromTableServer = Finished | Failed

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from plesio.protocol.launcher import Failed, Finished, Logged, StopRequest, Visited
+from plesio.protocol.launcher import Failed, Finished, LoggedByWorker, StopRequest, Visited
 from plesio.tensors.region import Region
 
 PROTOCOL = 6
@@ -115,13 +115,13 @@ class Pull(msgspec.Struct, tag=True, frozen=True):
     """A worker to its proxy: what moves of the version that the last answer named, which came unasked and without."""
 
 
-class Resumed(msgspec.Struct, tag=True, frozen=True):
+class LineResumed(msgspec.Struct, tag=True, frozen=True):
     """A proxy on a new connection: so many frames of the old one came."""
 
     received: int
 
 
-class Refused(msgspec.Struct, tag=True, frozen=True):
+class SeatRefused(msgspec.Struct, tag=True, frozen=True):
     """No seat (any more), and why; `kind` is the name of an error class. `for_now`: perhaps only until the head notices that
     somebody has left. A proxy tells the launcher, too."""
 
@@ -131,8 +131,8 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 FromNewcomer = Knock | Resume | Parted
-ToNewcomer = Seated | Resumed | Refused | Parted
-ToLauncher = Logged | Visited | StopRequest | Finished | Failed
+ToNewcomer = Seated | LineResumed | SeatRefused | Parted
+ToLauncher = LoggedByWorker | Visited | StopRequest | Finished | Failed
 """What a worker says to the launcher, perhaps by its proxy."""
 
 
@@ -145,7 +145,7 @@ class Away(msgspec.Struct, tag=True, frozen=True):
     is_away: bool
 
 
-class Seat(msgspec.Struct, tag=True, frozen=True):
+class SeatGiven(msgspec.Struct, tag=True, frozen=True):
     """The launcher to a proxy, with descriptors of the worker's line (server, push, answer), or a table server's: this is your
     seat."""
 
@@ -156,5 +156,5 @@ class Reconnected(msgspec.Struct, tag=True, frozen=True):
     """The launcher to a proxy, with a descriptor: your worker, on a new connection."""
 
 
-FromProxy = Knock | Away | Refused | Logged | Visited | StopRequest | Finished | Failed
-ToProxy = Seat | Refused | Reconnected | Parted
+FromProxy = Knock | Away | SeatRefused | LoggedByWorker | Visited | StopRequest | Finished | Failed
+ToProxy = SeatGiven | SeatRefused | Reconnected | Parted

@@ -95,14 +95,14 @@ class Piece(msgspec.Struct, tag=True, array_like=True, frozen=True):
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=PIECE_BYTES_MAX)]
 
 
-class Served(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class ValuesServed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """Between hosts: the values of the first Lay that waits for them come with it."""
 
 
 ToTableServer = Bells | Begin | Lay | FoldRows | Hold | Fold | Reading | Vacated | Ask
 FromTableServer = Answered | Stands
 ToFarServer = Begin | Lay | FoldRows | Hold | Fold | Reading | Vacated | Ask | Piece
-FromFarServer = Answered | Stands | Served | Piece
+FromFarServer = Answered | Stands | ValuesServed | Piece
 RETURNS: dict[str, Any] = {
     **dict.fromkeys(("begin_from", "checksum", "take_checksum", "nbytes_pushed"), int),
     **dict.fromkeys(("begin_anew", "hand_over", "summaries")),

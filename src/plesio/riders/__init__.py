@@ -16,9 +16,9 @@ from plesio.protocol.worker import Riding
 from plesio.riders.counters import Counters, Counting
 from plesio.riders.rider import Half, Pushing, Rider
 from plesio.riders.schedules import Schedules, Scheduling
-from plesio.riders.turns import Turning, Turns
+from plesio.riders.turns import ClientTurns, Turning
 
-RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling, Turns: Turning}
+RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
 SAID: dict[str, Callable[[bytes], Any]] = {rider.name: decoder_of(rider.said) for rider in RIDERS}
 HEARD = {rider.name: msgspec.msgpack.Decoder(half.heard).decode for rider, half in RIDERS.items()}
 H = TypeVar("H", bound=Half)
@@ -49,8 +49,8 @@ class Riders:
 
     def turns(self, worker: int) -> str:
         """Where what its clients are to keep lies, if that came with the contribution that is told now."""
-        turns = self._all[Turns.name]
-        assert isinstance(turns, Turns)
+        turns = self._all[ClientTurns.name]
+        assert isinstance(turns, ClientTurns)
         return turns.taken(worker)
 
     def answered(self, worker: int) -> None:

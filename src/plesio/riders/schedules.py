@@ -19,7 +19,7 @@ Stands = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=CARRIED_MAX)]]
 NOWHERE = (0, b"")
 
 
-class Carried(msgspec.Struct, array_like=True, frozen=True):
+class CarriedSettings(msgspec.Struct, array_like=True, frozen=True):
     """What a loop `changed` in the optimizer's groups since they were made (by group, by setting), and the states of schedules
     that go by what they are told, by their place among those that were prepared."""
 
@@ -69,7 +69,7 @@ class Scheduling(Half):
         self.calls = 0
         self.made: Groups = []
         self.states: dict[int, dict[str, Any]] = {}
-        self.before = Carried()
+        self.before = CarriedSettings()
         self._said: tuple[int, Groups, dict[int, Any]] | None = None
 
     def begin(self, optimizer: Optimizer) -> None:
@@ -90,8 +90,8 @@ class Scheduling(Half):
             {key: one for key, one in now.items() if key in made and one != made[key] and not unsendable(one)}
             for now, made in zip(hyper_parameters(pushing.optimizer), self.made, strict=False)
         )
-        kept = Carried({place: changed for place, changed in enumerate(changes) if changed}, self.states)
-        packed = msgspec.msgpack.encode(kept) if kept != Carried() else b""
+        kept = CarriedSettings({place: changed for place, changed in enumerate(changes) if changed}, self.states)
+        packed = msgspec.msgpack.encode(kept) if kept != CarriedSettings() else b""
         return self.calls, packed if len(packed) <= CARRIED_MAX else b""
 
     def lost(self) -> None:
@@ -99,4 +99,4 @@ class Scheduling(Half):
 
     def hear(self, value: Stands) -> None:
         self.calls, carried = value
-        self.before = msgspec.msgpack.decode(carried, type=Carried) if carried else Carried()
+        self.before = msgspec.msgpack.decode(carried, type=CarriedSettings) if carried else CarriedSettings()

@@ -11,7 +11,7 @@ from plesio.riders.rider import Half, Pushing, Rider
 Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
 
 
-class Turns(Rider):
+class ClientTurns(Rider):
     """What each worker said with the contribution that came last. Whether it counts the sequencer says."""
 
     name = "turns"

@@ -16,12 +16,12 @@ from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Kept, Memory
 from plesio.riders import Riders
 from plesio.riders.schedules import NOWHERE, Schedules
-from plesio.server.checkpoints import CheckpointStore, Manifest, Progress, Saved, read
+from plesio.server.checkpoints import CheckpointStore, Manifest, Saved, WorkerProgress, read
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from plesio.transport.client_states import ClientStates
 
-NOTHING = Progress()
+NOTHING = WorkerProgress()
 
 
 class Taken(NamedTuple):
@@ -56,9 +56,9 @@ class Checkpointer:
         self._failed: set[str] = set()  # why those since the last one that was written could not be
         self._workers, self._together = workers, together
         seats = seats or workers
-        self.before = [Progress()] * seats
-        self._made = [Progress()] * seats
-        self._coming = [Progress()] * seats  # in a contribution that came and is not answered
+        self.before = [WorkerProgress()] * seats
+        self._made = [WorkerProgress()] * seats
+        self._coming = [WorkerProgress()] * seats  # in a contribution that came and is not answered
         self.riders = Riders(seats)
         self.states = ClientStates(Path(keeping.clients)) if keeping.clients else None
         self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
@@ -73,7 +73,7 @@ class Checkpointer:
         """Whether workers leave what they hold of their own."""
         return bool(self._keeping.folder or self._keeping.resume)
 
-    def came(self, worker: int, number: int, told: Progress) -> None:
+    def came(self, worker: int, number: int, told: WorkerProgress) -> None:
         """A contribution came; it may have crossed its own cancellation."""
         self.taken = Taken(self.taken.steps + told.steps, self.taken.samples + told.samples)
         if self.before[worker].contributions + number > self._made[worker].contributions:
@@ -82,7 +82,7 @@ class Checkpointer:
     def answered(self, worker: int, number: int) -> None:
         """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
         made, one = self._made[worker], self._coming[worker]
-        self._made[worker] = Progress(
+        self._made[worker] = WorkerProgress(
             self.before[worker].contributions + number,
             made.steps + (one.steps if one.contributions else 1),
             made.samples + one.samples,
@@ -163,7 +163,7 @@ class Checkpointer:
         state = saved.weights(), saved.state(), manifest.numbers, manifest.layout
         kept = Kept(*state, rows, saved.own_states(), other, self._phase)
         own = memory.restore(kept, str(saved.path), manifest.version)
-        self._made = [*manifest.progress, *[Progress()] * seats][:seats]
+        self._made = [*manifest.progress, *[WorkerProgress()] * seats][:seats]
         self.go_on(memory, own)
         self.taken = Taken(manifest.steps, manifest.samples)
         self.riders.restore(manifest.riders)
@@ -183,7 +183,7 @@ class Checkpointer:
     def again(self, worker: int) -> None:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
-        self._coming[worker] = Progress()
+        self._coming[worker] = WorkerProgress()
         self.riders.again(worker)
 
     @property
@@ -219,7 +219,7 @@ class Checkpointer:
         held = [worker for worker in range(len(self._made)) if memory.hold_again(worker, states.get(worker))]
         self.held_again = tuple(held)
         self.before = list(self._made)
-        self._coming = [Progress()] * len(self.before)
+        self._coming = [WorkerProgress()] * len(self.before)
         self.riders.restore(self.riders.kept())
 
 

@@ -47,7 +47,7 @@ FOLDER = "checkpoints"
 """Their folder in a run folder."""
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False):
+class WorkerProgress(msgspec.Struct, frozen=True, gc=False):
     """How many contributions of a worker were dealt with, the local steps, samples and leased batches in them."""
 
     contributions: int = 0
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     layout: tuple[str, ...]
     order: SequencerState
     numbers: dict[str, Any]
-    progress: tuple[Progress, ...]
+    progress: tuple[WorkerProgress, ...]
     together: int = 1
     steps: int = 0
     samples: int = 0

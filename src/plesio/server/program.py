@@ -66,7 +66,7 @@ from plesio.server.capabilities import capabilities_of
 from plesio.server.capability import Capability, those_with
 from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
-from plesio.server.checkpoints import Progress
+from plesio.server.checkpoints import WorkerProgress
 from plesio.server.interfaces import Replies
 from plesio.server.keeping import Keeping
 from plesio.server.non_finite import NonFinite
@@ -403,7 +403,7 @@ class Program:
             told = meter.ahead and ready_s is None  # else the driver tells of waits itself
             meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
         if self.checkpointer.counts:
-            self.checkpointer.came(worker, made.number, Progress(1, made.steps, made.samples, made.batches))
+            self.checkpointer.came(worker, made.number, WorkerProgress(1, made.steps, made.samples, made.batches))
         memory.told(worker, made)
         if made.riders:
             self._told(worker, made.riders)

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
-from plesio.host.memory import Place
+from plesio.host.memory import TablePlace
 from plesio.host.pickled import dumps, send_settings_by_name
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec, order_in_memory
 
@@ -28,7 +28,7 @@ class Described(msgspec.Struct, frozen=True):
 
     specs: tuple[TensorSpec, ...]
     names: tuple[tuple[str, int], ...]
-    tables: dict[str, Place] = {}
+    tables: dict[str, TablePlace] = {}
 
 
 OF_NO_MODULE = (
@@ -109,7 +109,7 @@ def with_control(described: Described, tensors: list[torch.Tensor]) -> tuple[Des
 def tables_in(model: nn.Module) -> dict[str, Any]:
     """The modules with a table in shared memory, by each key that it has in the state_dict."""
     named = model.named_modules(remove_duplicate=False)
-    tables = [(name, one) for name, one in named if isinstance(getattr(one, "place", None), Place)]
+    tables = [(name, one) for name, one in named if isinstance(getattr(one, "place", None), TablePlace)]
     return {_plain(f"{name}._extra_state").lstrip("."): one for name, one in tables}
 
 

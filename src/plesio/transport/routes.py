@@ -16,7 +16,7 @@ from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.launcher import Failed, Finished
 from plesio.protocol.remote import FromNewcomer, Parted
 from plesio.protocol.worker import Farewell
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 
 Spans = Sequence[memoryview]
 
@@ -27,10 +27,10 @@ class Dialogue:
     def __init__(self) -> None:
         self.said: Counter[type] = Counter()
 
-    def is_over(self, kind: Kind) -> bool:
+    def is_over(self, kind: FrameKind) -> bool:
         """Whether nothing more may come in frames of this kind."""
-        over = self.said[Finished] or self.said[Failed] or (self.said[Farewell] and kind is not Kind.LAUNCHER)
-        return bool(over) and kind is not Kind.SESSION
+        over = self.said[Finished] or self.said[Failed] or (self.said[Farewell] and kind is not FrameKind.LAUNCHER)
+        return bool(over) and kind is not FrameKind.SESSION
 
 
 T = TypeVar("T", bound=Dialogue)
@@ -48,7 +48,7 @@ class Route(NamedTuple, Generic[T]):
     """
 
     message: type[msgspec.Struct]
-    kind: Kind
+    kind: FrameKind
     when: Callable[[T, Any], object] = lambda dialogue, message: True
     spans: Callable[[T, Any], Spans] = lambda dialogue, message: ()
     then: Callable[[T, Any], Any] = lambda dialogue, message: None
@@ -56,7 +56,8 @@ class Route(NamedTuple, Generic[T]):
 
 
 PARTING: Sequence[Route[Any]] = [
-    Route(one, Kind.SESSION, lambda dialogue, message: isinstance(message, Parted)) for one in get_args(FromNewcomer)
+    Route(one, FrameKind.SESSION, lambda dialogue, message: isinstance(message, Parted))
+    for one in get_args(FromNewcomer)
 ]
 """Whoever has a seat may only part."""
 
@@ -66,7 +67,7 @@ class Routes(dict[type, Route[T]]):
 
     def __init__(self, *routes: Route[T]) -> None:
         super().__init__((one.message, one) for one in routes)
-        self._decoders: dict[Kind, Callable[[bytes], msgspec.Struct]] = {}
+        self._decoders: dict[FrameKind, Callable[[bytes], msgspec.Struct]] = {}
         for kind in {one.kind for one in routes}:
             self._decoders[kind] = decoder_of(Union[tuple(one.message for one in routes if one.kind is kind)])  # noqa: UP007
 
@@ -97,7 +98,7 @@ class Routes(dict[type, Route[T]]):
         dialogue.said[type(message)] += 1
         return noted
 
-    def told(self, dialogue: T, message: msgspec.Struct) -> tuple[Kind, Spans]:
+    def told(self, dialogue: T, message: msgspec.Struct) -> tuple[FrameKind, Spans]:
         """This side says it: the kind of its frame, and the bytes that go with it."""
         route = self[type(message)]
         spans = route.spans(dialogue, message)

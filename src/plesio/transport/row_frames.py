@@ -23,7 +23,7 @@ from plesio.protocol.launcher import Failed
 from plesio.transport.routes import PARTING, Dialogue, Route, Routes, Spans
 from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import RowSlots, check_room
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
 
 class RowDialogue(Dialogue):
@@ -52,13 +52,13 @@ class RowDialogue(Dialogue):
         routes: Routes[RowDialogue],
         message: messages.ToFarServer | messages.FromFarServer,
         files: Sequence[int] = (),
-    ) -> Iterator[tuple[Kind, bytes, Spans]]:
+    ) -> Iterator[tuple[FrameKind, bytes, Spans]]:
         """What this side sends to say this: first the pieces of the files that belong to it."""
         for fd in files:
             whole = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
             for at in range(0, len(whole), messages.PIECE_BYTES_MAX):
                 piece = whole[at : at + messages.PIECE_BYTES_MAX]
-                yield Kind.CHANNEL, encode(messages.Piece(len(piece))), [piece]
+                yield FrameKind.CHANNEL, encode(messages.Piece(len(piece))), [piece]
         kind, payload = routes.told(self, message)
         yield kind, encode(message), payload
 
@@ -101,7 +101,7 @@ class RowDialogue(Dialogue):
             check_room(spec, at, count)
         return rows.keys(lay.request)
 
-    def values(self, _: messages.Served) -> Spans:
+    def values(self, _: messages.ValuesServed) -> Spans:
         return self.of(self._unserved[0].reader).values(self._unserved[0].request)
 
     def gradients(self, step: FoldRows | Hold | Fold) -> Spans:
@@ -131,19 +131,26 @@ class RowDialogue(Dialogue):
 
 R, Say = RowDialogue, Route[RowDialogue]
 TO_FAR = Routes(
-    Say(messages.Begin, Kind.CHANNEL),
-    Say(messages.Lay, Kind.CHANNEL, spans=R.keys, then=R.laid),
-    *(Say(step, Kind.CHANNEL, spans=R.gradients) for step in (FoldRows, Hold, Fold)),
-    Say(messages.Reading, Kind.CHANNEL),
-    Say(messages.Vacated, Kind.CHANNEL, lambda t, one: t.of(one.reader), then=lambda t, one: t.of(one.reader).forget()),
-    Say(messages.Piece, Kind.CHANNEL, spans=R.piece, then=R.pieced),
-    Say(messages.Ask, Kind.CHANNEL, lambda t, one: one.what in messages.RETURNS, then=R.asked),
+    Say(messages.Begin, FrameKind.CHANNEL),
+    Say(messages.Lay, FrameKind.CHANNEL, spans=R.keys, then=R.laid),
+    *(Say(step, FrameKind.CHANNEL, spans=R.gradients) for step in (FoldRows, Hold, Fold)),
+    Say(messages.Reading, FrameKind.CHANNEL),
+    Say(
+        messages.Vacated,
+        FrameKind.CHANNEL,
+        lambda t, one: t.of(one.reader),
+        then=lambda t, one: t.of(one.reader).forget(),
+    ),
+    Say(messages.Piece, FrameKind.CHANNEL, spans=R.piece, then=R.pieced),
+    Say(messages.Ask, FrameKind.CHANNEL, lambda t, one: one.what in messages.RETURNS, then=R.asked),
 )
 FROM_FAR = Routes(
-    Say(messages.Served, Kind.CHANNEL, lambda t, _: t._unserved, R.values, lambda t, _: t._unserved.popleft()),
-    Say(messages.Stands, Kind.CHANNEL, lambda t, one: t.are_all(one.summaries)),
-    Say(messages.Piece, Kind.CHANNEL, lambda t, _: t._asked, R.piece, R.pieced),
-    Say(messages.Answered, Kind.CHANNEL, R.may_answer, then=lambda t, _: t._asked.popleft()),
-    Say(Failed, Kind.LAUNCHER),
+    Say(
+        messages.ValuesServed, FrameKind.CHANNEL, lambda t, _: t._unserved, R.values, lambda t, _: t._unserved.popleft()
+    ),
+    Say(messages.Stands, FrameKind.CHANNEL, lambda t, one: t.are_all(one.summaries)),
+    Say(messages.Piece, FrameKind.CHANNEL, lambda t, _: t._asked, R.piece, R.pieced),
+    Say(messages.Answered, FrameKind.CHANNEL, R.may_answer, then=lambda t, _: t._asked.popleft()),
+    Say(Failed, FrameKind.LAUNCHER),
     *PARTING,
 )

@@ -21,13 +21,13 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from plesio.transport.limits import BEAT_S, UNACKNOWLEDGED_MAX
-from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, RemoteProtocolError, Wire
 
 
 class UnacknowledgedFrame(NamedTuple):
     """A frame that was sent and is not acknowledged."""
 
-    kind: Kind
+    kind: FrameKind
     body: bytes
     payload: Sequence[memoryview]
 
@@ -81,7 +81,7 @@ class Session:
         with self.lock:
             return self.connection is not None and self.connection.has_input
 
-    def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
+    def send(self, kind: FrameKind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
         """Send one frame. Where that fails, a counted frame is kept all the same, and `resume` sends it.
 
         Raises:
@@ -89,7 +89,7 @@ class Session:
             RemoteProtocolError: the other side acknowledges nothing.
         """
         with self.lock:
-            if kind is not Kind.BEAT:
+            if kind is not FrameKind.BEAT:
                 if len(self._kept) >= UNACKNOWLEDGED_MAX:
                     raise RemoteProtocolError(
                         f"{self.peer} has acknowledged none of the last {len(self._kept)} messages"
@@ -98,7 +98,7 @@ class Session:
                 self._kept.append(UnacknowledgedFrame(kind, body, payload))
             self._put(kind, body, payload, self.sent)
 
-    def _put(self, kind: Kind, body: bytes, payload: Sequence[memoryview], number: int) -> None:
+    def _put(self, kind: FrameKind, body: bytes, payload: Sequence[memoryview], number: int) -> None:
         wire = self._connection()
         wire.send(kind, body, payload, self.received, number)
         self.told_s = time.monotonic()
@@ -114,7 +114,7 @@ class Session:
         if time.monotonic() - self.told_s < BEAT_S or not self.lock.acquire(blocking=False):
             return
         try:
-            self.send(Kind.BEAT, b"")
+            self.send(FrameKind.BEAT, b"")
         finally:
             self.lock.release()
 
@@ -143,7 +143,7 @@ class Session:
         """Note what its head says; whether it is for the caller."""
         self.heard_s = time.monotonic()
         self._forget(wire, wire.acknowledged)
-        is_beat = frame.kind is Kind.BEAT  # it has the number of the last frame before it
+        is_beat = frame.kind is FrameKind.BEAT  # it has the number of the last frame before it
         expected = (self.received + (not is_beat)) & 0xFFFF
         if wire.number != expected:
             wire.refuse(

@@ -39,14 +39,22 @@ from plesio.transport.limits import (
     SMALL_BYTES_MAX,
 )
 from plesio.transport.secure import part
-from plesio.transport.wire import ConnectionLostError, DamagedError, Frame, HungUpError, Kind, RemoteProtocolError, Wire
+from plesio.transport.wire import (
+    ConnectionLostError,
+    DamagedError,
+    Frame,
+    FrameKind,
+    HungUpError,
+    RemoteProtocolError,
+    Wire,
+)
 
 HEAD = struct.Struct("<BBHIQQ")
 CHECKSUM = struct.Struct("<Q")
 TIMEVAL = struct.Struct("@ll")
 HEAD_BYTES = HEAD.size + CHECKSUM.size
-KINDS = tuple(Kind)
-WITH_PAYLOAD = frozenset({Kind.CHANNEL, Kind.DOORBELL, Kind.ANSWER, Kind.TENSORS})
+KINDS = tuple(FrameKind)
+WITH_PAYLOAD = frozenset({FrameKind.CHANNEL, FrameKind.DOORBELL, FrameKind.ANSWER, FrameKind.TENSORS})
 
 
 class SocketWire(Wire):
@@ -100,7 +108,7 @@ class SocketWire(Wire):
     # Sending
 
     def send(
-        self, kind: Kind, body: bytes, payload: Sequence[memoryview] = (), received: int = 0, number: int = 0
+        self, kind: FrameKind, body: bytes, payload: Sequence[memoryview] = (), received: int = 0, number: int = 0
     ) -> None:
         nbytes = sum([view.nbytes for view in payload])
         head = HEAD.pack(kind, 0, number & 0xFFFF, len(body), received, nbytes)
@@ -178,10 +186,10 @@ class SocketWire(Wire):
         (checksum,) = CHECKSUM.unpack_from(head, HEAD.size)
         kind, zero, number, size, acknowledged, payload_bytes = HEAD.unpack_from(head)
         if kind >= len(KINDS):
-            self.refuse(f"a frame of kind {kind}; known: {', '.join(f'{one.value} {one.name}' for one in Kind)}")
+            self.refuse(f"a frame of kind {kind}; known: {', '.join(f'{one.value} {one.name}' for one in FrameKind)}")
         if zero:
             self.refuse(f"a head with {zero} where 0 stands: it speaks another version")
-        size_max = MESSAGE_BYTES_MAX if kind == Kind.CHANNEL else SMALL_BYTES_MAX
+        size_max = MESSAGE_BYTES_MAX if kind == FrameKind.CHANNEL else SMALL_BYTES_MAX
         if size > size_max:
             self.refuse(f"a message of {size} bytes ({KINDS[kind].name}); at most {size_max} are allowed")
         payload_max = PAYLOAD_BYTES_MAX if kind in WITH_PAYLOAD else 0

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from plesio.protocol.coding import ProtocolError
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame's message belongs to."""
 
     SESSION = 0
@@ -65,7 +65,7 @@ class DamagedError(RemoteProtocolError, ConnectionLostError):
 class Frame(NamedTuple):
     """What came. Its payload, if there is one, is still to be read."""
 
-    kind: Kind
+    kind: FrameKind
     body: bytes
     payload_bytes: int
 
@@ -95,7 +95,7 @@ class Wire(Protocol):
         """Wait until bytes (or the end of the file) come; False if none did."""
 
     def send(
-        self, kind: Kind, body: bytes, payload: Sequence[memoryview] = (), received: int = 0, number: int = 0
+        self, kind: FrameKind, body: bytes, payload: Sequence[memoryview] = (), received: int = 0, number: int = 0
     ) -> None:
         """Send one frame, from where its payload lies.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from plesio.core.events import Serve
-from plesio.memory.row_tables import RowTables, Served
+from plesio.memory.row_tables import RowTables, ServedRows
 from torture.bugs.planting import BUGS, bug
 from torture.tables.reborn import Rows
 
@@ -34,7 +34,7 @@ class _RecordsFirst(Rows):
 
 @bug("keys are copied to one place")
 class _OnePlace(Rows):
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> ServedRows:
         return super()._lay(serve, table, at, count)._replace(laid=self._laid(serve, table, at, count))
 
     def _laid(self, serve: Serve, table: int, at: int, count: int) -> Any:
@@ -47,14 +47,14 @@ class _OnePlace(Rows):
 
 @bug("a reborn server knows where rows were")
 class _TrustsPlaces(Rows):
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> ServedRows:
         one = super()._lay(serve, table, at, count)
         return one._replace(places=np.arange(count)) if self._log.recovering else one
 
 
 @bug("rows are laid while there is a log")
 class _LaysAgain(Rows):
-    def _lay(self, serve: Serve, table: int, at: int, count: int) -> Served:
+    def _lay(self, serve: Serve, table: int, at: int, count: int) -> ServedRows:
         return RowTables._lay(self, serve, table, at, count)
 
 

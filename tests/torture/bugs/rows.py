@@ -11,7 +11,7 @@ from plesio.core.events import Effect, Fold, FoldRows, RowsWanted, Serve
 from plesio.core.membership import Seat
 from plesio.core.row_requests import RowRequests
 from plesio.core.sequencer import Sequencer
-from plesio.memory.row_tables import RowTables, Served
+from plesio.memory.row_tables import RowTables, ServedRows
 from plesio.protocol.table_server import Ask, Begin, Lay, Vacated
 from plesio.protocol.worker import RowsRequest
 from torture.bugs.planting import BUGS, bug
@@ -48,7 +48,7 @@ class _Remembers(Actor):
 
 
 class _ReadsKeysLate(RowTables):
-    def _taken(self, worker: int, number: int) -> list[Served]:
+    def _taken(self, worker: int, number: int) -> list[ServedRows]:
         late = []
         for one in super()._taken(worker, number):
             place = self.slots.of(worker, number, one.table)

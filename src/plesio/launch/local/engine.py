@@ -30,7 +30,7 @@ from plesio.launch.local.seats import Seats
 from plesio.launch.local.starting import IMPORTS, PREPARES, Starting
 from plesio.launch.resume import resumable
 from plesio.launch.returned import unpacked
-from plesio.launch.rounds import OnRound, Rounds
+from plesio.launch.rounds import OnRound, RoundCalls
 from plesio.observe.summary import TOLD, Incident, Logged
 from plesio.protocol import launcher, remote
 from plesio.protocol.coding import ProtocolError, cut
@@ -65,7 +65,7 @@ class LocalEngine:
         self._watch = watch
         self._outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
         self._live = Live(workers=job.config.workers, book=self._outcome.logged)
-        self._rounds = Rounds(on_round, job, self._outcome, self._live) if on_round is not None else None
+        self._rounds = RoundCalls(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._error: PlesioError | None = None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -231,7 +231,7 @@ class LocalEngine:
             case launcher.RoundMade():
                 self._hear_out(self._processes.workers)
                 self._look_at(message, descriptors)
-            case launcher.Logged(time_s, steps, metrics):
+            case launcher.LoggedByWorker(time_s, steps, metrics):
                 if self._rounds is not None and process.worker is not None:
                     self._rounds.logged(process.worker, metrics)
                 if self._patience.begun_s is not None and process.worker is not None:
@@ -276,7 +276,7 @@ class LocalEngine:
                 self._seats.knocked(process, message)
             case remote.Away(is_away):
                 self._seats.away(process, is_away)
-            case remote.Refused(_, why):
+            case remote.SeatRefused(_, why):
                 self._happened(process.worker, f"{process.title} was hung up on: {why}")
             case launcher.Failed():
                 process.done = True
@@ -474,7 +474,7 @@ class LocalEngine:
     def _switch(self, phase: int, why: str) -> None:
         """Whoever watches the run wants it in this phase; one that ends stays as it is."""
         if not self._stopping and self._outcome.final is None:
-            self._processes.tell_server(launcher.Switch(phase, why))
+            self._processes.tell_server(launcher.SwitchRequest(phase, why))
 
     def _give_up_on_server(self, silence_s: float, workers_left: bool) -> None:
         why = "it was stopped, or hangs"

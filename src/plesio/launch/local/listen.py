@@ -13,14 +13,14 @@ from plesio.transport.limits import BACKLOG
 from plesio.transport.secure import unix_address
 
 
-class Door(NamedTuple):
+class DoorSockets(NamedTuple):
     """The sockets of one run: for workers of other hosts, and for those of this one."""
 
     listening: Listening
     sockets: tuple[socket.socket, ...]
 
     @classmethod
-    def open(cls, listening: Listening) -> Door:
+    def open(cls, listening: Listening) -> DoorSockets:
         """Listen; port 0 takes any that is free."""
         with ExitStack() as ours:
             try:

@@ -12,7 +12,7 @@ import warnings
 from typing import Any, TextIO
 
 
-class _Told:
+class _Prefixed:
     """A stream each of whose lines begins with whose it is. Whole lines are written, for others write there, too."""
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
@@ -50,7 +50,7 @@ def speak_as(worker: int, workers: int, log_level: int | None, rank: int = 0, ra
         prefix = f"[{named(worker, rank, ranks)}] "
         for name in "stdout", "stderr":
             if getattr(sys, name) is not None:  # the caller may have closed it
-                setattr(sys, name, _Told(getattr(sys, name), prefix))
+                setattr(sys, name, _Prefixed(getattr(sys, name), prefix))
     if log_level is not None and not logging.getLogger().handlers:
         logging.basicConfig(level=log_level)
 

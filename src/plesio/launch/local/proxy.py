@@ -25,7 +25,7 @@ from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S, RETURN_S
 from plesio.transport.routes import Routes, T
 from plesio.transport.secure import ProofError
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, Frame, HungUpError, Kind, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, HungUpError, Wire
 
 TICK_S = 0.2
 Launcher = Channel[remote.ToProxy]
@@ -47,9 +47,9 @@ class Proxy(Generic[T]):
         self._poller = select.poll()
         self._poller.register(launcher.fileno(), select.POLLIN)
         self._hears: dict[int, Callable[[], None]] = {}
-        self._to: dict[Kind, Callable[[Frame, Any], None]] = {
-            Kind.LAUNCHER: self._to_launcher,
-            Kind.SESSION: self._part,
+        self._to: dict[FrameKind, Callable[[Frame, Any], None]] = {
+            FrameKind.LAUNCHER: self._to_launcher,
+            FrameKind.SESSION: self._part,
         }
         self._parted = False
         self._until_s = 0.0  # without a connection: when the time to come back is over
@@ -88,14 +88,14 @@ class Proxy(Generic[T]):
     def _pass_on(self, frame: Frame, message: Any, noted: Any) -> None:
         """It has come; `noted`: what the table made of it. Where nobody is told, nobody else need know."""
         if (back := self._routes[type(message)].back) is not None:
-            self._session.send(Kind.TENSORS, b"", back(self._dialogue, message))
+            self._session.send(FrameKind.TENSORS, b"", back(self._dialogue, message))
         elif frame.kind in self._to:
             self._to[frame.kind](frame, message)
 
     def _to_launcher(self, frame: Frame, message: Any) -> None:
         self._launcher.send(message)
         if isinstance(message, (Finished, Failed)):
-            self._session.send(Kind.BEAT, b"")  # it waits for the word that this has come
+            self._session.send(FrameKind.BEAT, b"")  # it waits for the word that this has come
 
     def _part(self, frame: Frame, message: Any) -> None:
         self._parted = True
@@ -145,7 +145,7 @@ class Proxy(Generic[T]):
         """It is there again, on another connection, which may be lost before all is said: then it comes again."""
         message, descriptors = self._launcher.receive(LEASE_S)
         if not isinstance(message, remote.Reconnected):  # the run ended, well or for this reason
-            self._session.send(Kind.SESSION, encode(message))
+            self._session.send(FrameKind.SESSION, encode(message))
             if self._session.connection is not None:
                 self._session.connection.part()
             raise ChannelClosedError("the launcher")
@@ -156,7 +156,7 @@ class Proxy(Generic[T]):
             knock = first_words(wire)
             if not isinstance(knock, remote.Resume):
                 raise ProtocolError("it has a ticket, and does not resume")
-            wire.send(Kind.SESSION, encode(remote.Resumed(self._session.received)))
+            wire.send(FrameKind.SESSION, encode(remote.LineResumed(self._session.received)))
         except (ConnectionLostError, ProtocolError):
             wire.close()
             return

@@ -16,7 +16,7 @@ from plesio.protocol.coding import ProtocolError, encode
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.limits import SEAT_S
 from plesio.transport.session import Session
-from plesio.transport.wire import ConnectionLostError, Kind, Wire
+from plesio.transport.wire import ConnectionLostError, FrameKind, Wire
 
 
 def main(job: Job, descriptors: list[int]) -> None:
@@ -31,7 +31,7 @@ def main(job: Job, descriptors: list[int]) -> None:
     except (ChannelClosedError, BrokenPipeError, ConnectionLostError):
         pass  # the server, the launcher or the worker is gone
     except ProtocolError as error:
-        launcher.send(remote.Refused("PlesioError", f"{wire.peer}: {error}"))
+        launcher.send(remote.SeatRefused("PlesioError", f"{wire.peer}: {error}"))
 
 
 def _serve(job: Job, launcher: Launcher, wire: Wire) -> None:
@@ -39,15 +39,15 @@ def _serve(job: Job, launcher: Launcher, wire: Wire) -> None:
     knock = first_words(wire)
     if isinstance(knock, remote.Resume):
         why = "its seat was given up: nobody came back to it within the lease, or the head is another"
-        wire.send(Kind.SESSION, encode(remote.Refused("PlesioError", why)))
+        wire.send(FrameKind.SESSION, encode(remote.SeatRefused("PlesioError", why)))
     if not isinstance(knock, remote.Knock):
         return
     launcher.send(knock)
     reply, line = launcher.receive(SEAT_S, "a seat")
-    if not isinstance(reply, remote.Seat):
-        wire.send(Kind.SESSION, encode(reply))
+    if not isinstance(reply, remote.SeatGiven):
+        wire.send(FrameKind.SESSION, encode(reply))
         return
-    wire.send(Kind.SESSION, encode(reply.seated))
+    wire.send(FrameKind.SESSION, encode(reply.seated))
     kind = TableProxy if knock.holds_rows else RankProxy if knock.leader else WorkerProxy
     session = Session(wire, knock.who)
     wire.eager = kind.eager
@@ -55,5 +55,5 @@ def _serve(job: Job, launcher: Launcher, wire: Wire) -> None:
         kind(job, reply.seated.worker, launcher, line, session).run()
     except ProtocolError as error:
         with suppress(ConnectionLostError):
-            session.send(Kind.SESSION, encode(remote.Refused("PlesioError", f"the head hung up: {error}")))
+            session.send(FrameKind.SESSION, encode(remote.SeatRefused("PlesioError", f"the head hung up: {error}")))
         raise

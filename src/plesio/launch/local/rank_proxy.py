@@ -25,7 +25,7 @@ from plesio.strategy import Strategy
 from plesio.tensors.arena import Layout
 from plesio.transport.routes import PARTING, Dialogue, Route, Routes, Spans
 from plesio.transport.session import Session
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
 
 class RankDialogue(Dialogue):
@@ -69,10 +69,10 @@ class RankDialogue(Dialogue):
 
 R, Say = RankDialogue, Route[RankDialogue]
 FROM_RANK = Routes(
-    Say(remote.Holds, Kind.CHANNEL, R.may_hold, then=R.holds),
-    Say(remote.Put, Kind.TENSORS, R.may_put, R.put, back=lambda t, _: ()),
-    Say(remote.Get, Kind.PULL, R.may_get, back=R.got),
-    *(Say(one, Kind.LAUNCHER) for one in (launcher.StopRequest, launcher.Finished, launcher.Failed)),
+    Say(remote.Holds, FrameKind.CHANNEL, R.may_hold, then=R.holds),
+    Say(remote.Put, FrameKind.TENSORS, R.may_put, R.put, back=lambda t, _: ()),
+    Say(remote.Get, FrameKind.PULL, R.may_get, back=R.got),
+    *(Say(one, FrameKind.LAUNCHER) for one in (launcher.StopRequest, launcher.Finished, launcher.Failed)),
     *PARTING,
 )
 
@@ -103,4 +103,4 @@ class RankProxy(Proxy[RankDialogue]):
                 dialogue.slot = parts(slots, nbytes, self._job.config.seats)[self._worker]
                 for one in others:
                     os.close(one)
-        self._session.send(Kind.CHANNEL, encode(message))
+        self._session.send(FrameKind.CHANNEL, encode(message))

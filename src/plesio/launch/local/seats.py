@@ -85,7 +85,7 @@ class Seats:
         with suppress(ChannelClosedError):  # it has gone, and the others do not care
             why, for_now = take(process, knock)
             if why:
-                process.channel.send(remote.Refused("ConfigurationError", why, for_now))
+                process.channel.send(remote.SeatRefused("ConfigurationError", why, for_now))
                 log.info("%s was refused: %s", knock.who, cut(why))
 
     # These say why there is no seat, if there is none, and whether that is perhaps only for now
@@ -110,7 +110,7 @@ class Seats:
         process.title = named(process.worker, process.rank, knock.ranks)
         tie = leader.ties.pop(knock.place)
         seated = self._seated(process, process.worker, self._incarnations[process.worker])
-        process.channel.send(remote.Seat(seated), [tie])
+        process.channel.send(remote.SeatGiven(seated), [tie])
         close_quietly(tie)
         log.info("%s is %s", process.title, knock.who)
         return "", False
@@ -127,7 +127,7 @@ class Seats:
         line = vacant.pop(number)
         process.title = f"{TABLE_SERVER_TITLE}{number} at {cut(knock.who)}"
         self.table_servers.append(process)
-        process.channel.send(remote.Seat(self._seated(process, number, 1)), [line])
+        process.channel.send(remote.SeatGiven(self._seated(process, number, 1)), [line])
         close_quietly(line)
         log.info("%s; %d of %d are here", process.title, joining - len(vacant), joining)
         return "", False
@@ -139,7 +139,7 @@ class Seats:
         told = [one for one in holders if not one.gone and not isinstance(error, ServerLostError)]
         for process in told:
             with suppress(ChannelClosedError):
-                process.channel.send(remote.Refused(type(error).__name__, str(error)) if error else remote.Parted())
+                process.channel.send(remote.SeatRefused(type(error).__name__, str(error)) if error else remote.Parted())
         return len(told)
 
     def _seat(self, process: Process, worker: int, knock: remote.Knock) -> None:
@@ -159,7 +159,7 @@ class Seats:
                 own, other = channel_pair()
                 own_ends.append(ours.enter_context(own).fileno())
                 process.ties[rank] = other.detach()
-            process.channel.send(remote.Seat(seated), own_ends)
+            process.channel.send(remote.SeatGiven(seated), own_ends)
 
     def _seated(self, process: Process, number: int, incarnation: int) -> remote.Seated:
         """What it is told, with a ticket."""

@@ -314,7 +314,7 @@ class Server(Replies):
                 self.program.keep(self.now_s())
             case launcher.Measure(window_s):
                 self.tell_engine(self._figures.lately(self.now_s(), window_s))
-            case launcher.Switch(phase, why):
+            case launcher.SwitchRequest(phase, why):
                 self.program.of(PhaseChanges).switch(phase, self.now_s(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))

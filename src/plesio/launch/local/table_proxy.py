@@ -111,7 +111,7 @@ class TableProxy(Proxy[RowDialogue]):
 
     def _pass_on(self, frame: Frame, message: Any, noted: Any) -> None:
         match message:
-            case messages.Served():
+            case messages.ValuesServed():
                 lay: messages.Lay = noted
                 self._slots.note_served(lay.reader, lay.request)
                 os.eventfd_write(self._bells[lay.reader], 1)

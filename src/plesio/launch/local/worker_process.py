@@ -22,7 +22,7 @@ from plesio.launch.returned import packed
 from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol import worker as messages
-from plesio.protocol.launcher import Finished, Logged, Returned, StopRequest, Visited
+from plesio.protocol.launcher import Finished, LoggedByWorker, Returned, StopRequest, Visited
 from plesio.tables.file import KeptRows, in_memory
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.carrying import Carried
@@ -86,7 +86,7 @@ class ProcessContext(Participation):
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         if self._line is not None:
-            self._engine.send_in_time(Logged(self._trained_s, steps, metrics))
+            self._engine.send_in_time(LoggedByWorker(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
         self._engine.send_in_time(Visited(visits, early))

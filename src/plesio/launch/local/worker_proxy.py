@@ -34,7 +34,7 @@ from plesio.transport.limits import LEASE_S
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots
 from plesio.transport.session import Session
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 
 
 class WorkerProxy(Proxy[WorkerDialogue]):
@@ -50,7 +50,7 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         self._held: Held | None = None
         self._listen(self._server.fileno(), self._from_server)
         self._listen(line[2], self._from_answer)
-        self._to |= {Kind.CHANNEL: self._to_server, Kind.DOORBELL: self._to_doorbell}
+        self._to |= {FrameKind.CHANNEL: self._to_server, FrameKind.DOORBELL: self._to_doorbell}
 
     # From the worker
 
@@ -138,4 +138,4 @@ class WorkerProxy(Proxy[WorkerDialogue]):
             payloads = self._dialogue.payloads
             carried, arenas = carried_of(loaded(state)["optimizer"], payloads.layout)
             whole = [one for arena in arenas for one in cut(arena.memory.numpy().data, payloads.everything)]
-            self._session.send(Kind.CHANNEL, encode(messages.StateGiven(carried)), whole)
+            self._session.send(FrameKind.CHANNEL, encode(messages.StateGiven(carried)), whole)

@@ -28,7 +28,7 @@ from plesio.tensors.region import Region
 from plesio.tensors.rows import fits, in_range
 from plesio.transport.ring import Ring
 from plesio.transport.routes import PARTING, Dialogue, Route, Routes, Spans
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
 decode_groups: Callable[[bytes], Groups] = decoder_of(Groups)
 SIZE_MAX = 1 << 40  # of a dimension: more than any memory holds
@@ -121,25 +121,25 @@ class WorkerDialogue(Dialogue):
 
 W, Say = WorkerDialogue, Route[WorkerDialogue]
 FROM_WORKER = Routes(
-    Say(messages.Hello, Kind.CHANNEL, lambda t, one: not t.said[type(one)], then=W.greeted),
-    Say(messages.Ready, Kind.CHANNEL, lambda t, one: t.said[messages.Welcome] > t.said[type(one)], W.beginning),
-    Say(messages.LeaseRequest, Kind.CHANNEL, W.may_ask, then=W.asks),
-    Say(messages.RowsRequest, Kind.CHANNEL, W.may_ask_rows, lambda t, one: t.rows.keys(one), W.asked_rows),
-    Say(messages.AskAhead, Kind.DOORBELL, W.may_ask, then=W.asks),
-    Say(messages.Contribution, Kind.DOORBELL, W.may_contribute, W.contribution, W.contributed),
-    Say(messages.DroppedStep, Kind.DOORBELL, lambda t, _: t.steps + 1 < t.answers),
-    Say(messages.Farewell, Kind.DOORBELL),
-    Say(remote.Pull, Kind.PULL, lambda t, one: t.said[type(one)] < t.cancelled, back=W.pulled),
-    *(Say(one, Kind.LAUNCHER) for one in get_args(remote.ToLauncher)),
+    Say(messages.Hello, FrameKind.CHANNEL, lambda t, one: not t.said[type(one)], then=W.greeted),
+    Say(messages.Ready, FrameKind.CHANNEL, lambda t, one: t.said[messages.Welcome] > t.said[type(one)], W.beginning),
+    Say(messages.LeaseRequest, FrameKind.CHANNEL, W.may_ask, then=W.asks),
+    Say(messages.RowsRequest, FrameKind.CHANNEL, W.may_ask_rows, lambda t, one: t.rows.keys(one), W.asked_rows),
+    Say(messages.AskAhead, FrameKind.DOORBELL, W.may_ask, then=W.asks),
+    Say(messages.Contribution, FrameKind.DOORBELL, W.may_contribute, W.contribution, W.contributed),
+    Say(messages.DroppedStep, FrameKind.DOORBELL, lambda t, _: t.steps + 1 < t.answers),
+    Say(messages.Farewell, FrameKind.DOORBELL),
+    Say(remote.Pull, FrameKind.PULL, lambda t, one: t.said[type(one)] < t.cancelled, back=W.pulled),
+    *(Say(one, FrameKind.LAUNCHER) for one in get_args(remote.ToLauncher)),
     *PARTING,
 )
 TO_WORKER = Routes(
-    Say(messages.Welcome, Kind.CHANNEL, then=W.welcomed),
-    Say(messages.Refused, Kind.CHANNEL, then=W.asks),
-    Say(messages.LeaseReply, Kind.CHANNEL, then=W.asks),
-    Say(messages.RowsServed, Kind.CHANNEL, spans=lambda t, one: t.rows.due(one.ahead)),
-    Say(messages.Beginning, Kind.ANSWER, spans=W.version, then=W.answered),
-    Say(messages.GoOn, Kind.ANSWER, spans=W.version, then=W.answered),
+    Say(messages.Welcome, FrameKind.CHANNEL, then=W.welcomed),
+    Say(messages.Refused, FrameKind.CHANNEL, then=W.asks),
+    Say(messages.LeaseReply, FrameKind.CHANNEL, then=W.asks),
+    Say(messages.RowsServed, FrameKind.CHANNEL, spans=lambda t, one: t.rows.due(one.ahead)),
+    Say(messages.Beginning, FrameKind.ANSWER, spans=W.version, then=W.answered),
+    Say(messages.GoOn, FrameKind.ANSWER, spans=W.version, then=W.answered),
 )
 
 

@@ -65,14 +65,14 @@ from plesio.worker.randomness.seeding import RandomState, begin_with
 from plesio.worker.worker import Worker, cut_off, taking_part
 
 
-class Ask(Enum):
+class Peek(Enum):
     """What a worker that went on asks about the answer that travels."""
 
     LOOK = "whether it has come, at the end of a step"
     TAKE = "to have it"
 
 
-Request = Hello | Ready | LeaseRequest | RowsRequest | Contribution | DroppedStep | Ask
+Request = Hello | Ready | LeaseRequest | RowsRequest | Contribution | DroppedStep | Peek
 FOREVER_S = float("inf")
 
 
@@ -266,7 +266,7 @@ class _Switch:
             return
         self._request = message
         if message.beside.goes_on:
-            self._request = Ask.TAKE
+            self._request = Peek.TAKE
             self._ask(message)
 
     def answer(
@@ -275,7 +275,7 @@ class _Switch:
         if self._lost is not None:
             lost, self._lost = self._lost, None
             raise lost
-        keeps = self._lone or self._request is Ask.TAKE
+        keeps = self._lone or self._request is Peek.TAKE
         located: Located = wait(self._request, keep_random=keeps)  # of others, each contribution seeds them anew
         answer, self._place = located
         assert isinstance(answer, kind), "a worker knows what comes next"
@@ -294,8 +294,8 @@ class _Switch:
         return ring.buffers[self._place]
 
     def waiting(self, timeout_s: float = 0.0) -> bool:
-        if self._request is Ask.TAKE:
-            return self._lost is not None or self._ask(Ask.LOOK)
+        if self._request is Peek.TAKE:
+            return self._lost is not None or self._ask(Peek.LOOK)
         called_off = self._watcher.cancelled(self._used)
         if called_off:
             self._request = DroppedStep(self._used.batches)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError
 from plesio.launch.remote.carrier import Carrier
-from plesio.launch.remote.link import Link, Reseated
+from plesio.launch.remote.link import Reseated, WorkerLink
 from plesio.launch.remote.rows import RemoteRows
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
@@ -21,8 +21,7 @@ from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import PLACE, nothing
 from plesio.transport.ring import Ring, Shown
-from plesio.transport.wire import Frame
-from plesio.transport.wire import Kind as FrameKind
+from plesio.transport.wire import Frame, FrameKind
 from plesio.worker.exchanges.server import SeatLostError
 
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
@@ -38,7 +37,7 @@ class RemoteBell:
 
     place = 0  # the buffer that the last answer named, at the server
 
-    def __init__(self, link: Link, worker: int, rejoin: Callable[[], Beginning]) -> None:
+    def __init__(self, link: WorkerLink, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
         self.rows: RemoteRows | None = None

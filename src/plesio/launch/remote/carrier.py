@@ -16,17 +16,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from plesio.launch.remote.link import Link
+from plesio.launch.remote.link import WorkerLink
 from plesio.transport.limits import BEAT_S
-from plesio.transport.wire import Kind
+from plesio.transport.wire import FrameKind
 
-Outgoing = tuple[Kind, bytes, Sequence[memoryview]]
+Outgoing = tuple[FrameKind, bytes, Sequence[memoryview]]
 
 
 class Carrier:
     """Sends `first`, then what it is told to, and has what comes taken by `take`, until `done()` or `end()`."""
 
-    def __init__(self, link: Link, first: Outgoing, take: Callable[[float], None], done: Callable[[], bool]) -> None:
+    def __init__(
+        self, link: WorkerLink, first: Outgoing, take: Callable[[float], None], done: Callable[[], bool]
+    ) -> None:
         self.over = False
         """Whether the link is the training thread's again. What came is there, or the error that `end` raises."""
         self._link = link

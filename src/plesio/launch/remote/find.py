@@ -41,7 +41,7 @@ EVERYWHERE = "0.0.0.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a run is, as this process was told.
 
     `host`, `port`: of its head, 0 where the port is still to be known; `rank`: this process's seat, or -1; `workers`: how many
@@ -67,7 +67,7 @@ class Place:
         return LOOPBACK if self.host == LOOPBACK else EVERYWHERE
 
 
-def place(address: str | None, rank: int | None, environment: Mapping[str, str] = os.environ) -> Place:
+def place(address: str | None, rank: int | None, environment: Mapping[str, str] = os.environ) -> RunPlace:
     """Where the run is.
 
     Raises:
@@ -81,9 +81,9 @@ def place(address: str | None, rank: int | None, environment: Mapping[str, str] 
     if given:
         seat = whole_number(environment, "PLESIO_RANK", -1) if rank is None else rank
         if given.startswith("ray:"):  # set by plesio.launch.remote.ray_backend
-            return Place("", 0, seat, actor=given.removeprefix("ray:"))
+            return RunPlace("", 0, seat, actor=given.removeprefix("ray:"))
         host, port = host_and_port(given.removeprefix("tcp://"), "address=" if address else "PLESIO_JOIN=")
-        return Place(host, port, seat, far=given.startswith("tcp://"))
+        return RunPlace(host, port, seat, far=given.startswith("tcp://"))
     if "TORCHELASTIC_RUN_ID" in environment:
         return _of_torchrun(environment)
     if "SLURM_STEP_NODELIST" in environment:
@@ -91,7 +91,7 @@ def place(address: str | None, rank: int | None, environment: Mapping[str, str] 
     raise ConfigurationError(f"nothing says where the run is. It is looked for in: {PLACES}")
 
 
-def _of_torchrun(environment: Mapping[str, str]) -> Place:
+def _of_torchrun(environment: Mapping[str, str]) -> RunPlace:
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ConfigurationError(
             "this torchrun shares no store with its workers (TORCHELASTIC_USE_AGENT_STORE is not True), so that rank 0 cannot "
@@ -99,7 +99,7 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place:
         )
     number, workers = whole_number(environment, "RANK"), whole_number(environment, "WORLD_SIZE")
     host = environment["MASTER_ADDR"]  # that of rank 0's agent
-    return Place(
+    return RunPlace(
         LOOPBACK if whole_number(environment, "LOCAL_WORLD_SIZE") == workers else host,
         0,
         number,
@@ -110,14 +110,14 @@ def _of_torchrun(environment: Mapping[str, str]) -> Place:
     )
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Place:
+def _of_slurm(environment: Mapping[str, str]) -> RunPlace:
     """Every process finds the port by itself, since all know the numbers of their job and step."""
     number, nodes = whole_number(environment, "SLURM_PROCID"), environment["SLURM_STEP_NODELIST"]
     job, step = (whole_number(environment, f"SLURM_{name}", 0) for name in ("JOB_ID", "STEP_ID"))
     port = SLURM_PORTS[(STEPS_APART * job + step) % len(SLURM_PORTS)]
     host = _first_host(nodes) if "," in nodes or "[" in nodes else LOOPBACK
     workers = whole_number(environment, "SLURM_STEP_NUM_TASKS", 0) or whole_number(environment, "SLURM_NTASKS")
-    return Place(host, port, number, workers, starts=number == 0)
+    return RunPlace(host, port, number, workers, starts=number == 0)
 
 
 def host_and_port(text: str, what: str = "") -> tuple[str, int]:

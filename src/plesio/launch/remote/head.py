@@ -21,13 +21,13 @@ from plesio.errors import ServerLostError
 from plesio.host.pickled import dumps
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import another_python
-from plesio.launch.remote.find import Place
+from plesio.launch.remote.find import RunPlace
 from plesio.transport.secure import Credentials
 
 START_S = 120.0  # how long a head may take to listen: it imports torch
 
 
-class Head(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeadAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a head is, and what to prove there.
 
     `pid`, `machine`: of the process, where a worker's process started it; 0 and empty elsewhere; `credentials`: where the head
@@ -71,7 +71,9 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise ServerLostError(f"the run's head (process {self.pid}) failed; its own messages are above")
 
 
-def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] | None, listening: Listening) -> Head:
+def start_head(
+    where: RunPlace, config: RunConfig, evaluate: Callable[..., object] | None, listening: Listening
+) -> HeadAddress:
     ours, theirs = os.pipe()
     program = f"from plesio.launch.remote.head_process import main; main({theirs})"
     head = another_python(program, theirs, environment=os.environb, stdin=subprocess.PIPE)
@@ -87,4 +89,4 @@ def start_head(where: Place, config: RunConfig, evaluate: Callable[..., object] 
         head.kill()
         head.wait()
         raise ServerLostError(f"the run's head (process {head.pid}) did not start; its own messages are above")
-    return Head(where.host, int(port), listening.token, head.pid, socket.gethostname())
+    return HeadAddress(where.host, int(port), listening.token, head.pid, socket.gethostname())

@@ -7,7 +7,7 @@ import sys
 import cloudpickle
 
 from plesio.errors import PlesioError, RunInterrupted
-from plesio.launch.local.listen import Door
+from plesio.launch.local.listen import DoorSockets
 from plesio.launch.remote import torchrun
 from plesio.launch.start import start
 
@@ -16,7 +16,7 @@ def main(told: int) -> None:
     """Read from the input what to run, and write the port that this listens on into `told`."""
     config, evaluate, listening, where = cloudpickle.load(sys.stdin.buffer)
     try:
-        door = Door.open(listening)
+        door = DoorSockets.open(listening)
         if where.store:
             torchrun.end_with_agent(where.store)
         with open(told, "w") as answer:

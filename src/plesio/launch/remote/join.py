@@ -23,9 +23,9 @@ from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.worker_process import ProcessContext
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.cores import local_rank, processes_here, threads_among
-from plesio.launch.remote.find import LOOPBACK, Place, given_token, place, token_of
-from plesio.launch.remote.head import START_S, Head, start_head
-from plesio.launch.remote.link import Link, persist, refusal
+from plesio.launch.remote.find import LOOPBACK, RunPlace, given_token, place, token_of
+from plesio.launch.remote.head import START_S, HeadAddress, start_head
+from plesio.launch.remote.link import WorkerLink, persist, refusal
 from plesio.launch.remote.rank import RankContext
 from plesio.launch.remote.ranks import NEEDED, Ranks
 from plesio.launch.remote.worker import RemoteContext
@@ -121,7 +121,7 @@ def join(
         seat = 0 if all_reduce else knock.rank
         knock = msgspec.structs.replace(knock, ranks=ranks.ranks, place=ranks.rank, rank=seat)
 
-    def start(secret: str) -> Head:
+    def start(secret: str) -> HeadAddress:
         listening = Listening(
             host=where.listens, port=where.port, token=secret, credentials=credentials, rejoin_s=rejoin_s
         )
@@ -149,7 +149,11 @@ def join(
                 f"{knock.who} is rank {knock.place} of worker {leader.worker}, whose rank 0 is on the head's own host and it is "
                 "not: PLESIO_JOIN=tcp://HOST:PORT has all ranks go over the network"
             )
-        return RemoteContext(Link(dial, knock, rejoin_s)) if ranks is None else RankContext(Link(dial, knock, rejoin_s))
+        return (
+            RemoteContext(WorkerLink(dial, knock, rejoin_s))
+            if ranks is None
+            else RankContext(WorkerLink(dial, knock, rejoin_s))
+        )
 
     target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
@@ -195,7 +199,7 @@ def _group(context: NeighbourContext | RemoteContext, ranks: Ranks | None, store
         yield
 
 
-def _environment(where: Place) -> Mapping[str, str]:
+def _environment(where: RunPlace) -> Mapping[str, str]:
     """What says how workers that all-reduce meet: they are one group, which is together from beginning to end.
 
     Raises:
@@ -214,7 +218,7 @@ def _environment(where: Place) -> Mapping[str, str]:
     return known
 
 
-def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Callable[[], Head]:
+def _finder(where: RunPlace, token: str | None, start: Callable[[str], HeadAddress]) -> Callable[[], HeadAddress]:
     """How to find the head. If this process is to start it, it is there when this returns."""
     if where.store and not where.starts:
         return lambda: torchrun.head_in_store(where)
@@ -224,14 +228,14 @@ def _finder(where: Place, token: str | None, start: Callable[[str], Head]) -> Ca
     secret = token_of(token)
     head = start(secret) if where.starts else None
 
-    def find() -> Head:
+    def find() -> HeadAddress:
         now = _by_now(where)
-        return head or Head(now.host, now.port, secret, credentials=now.credentials)
+        return head or HeadAddress(now.host, now.port, secret, credentials=now.credentials)
 
     return find
 
 
-def _by_now(where: Place) -> Place:
+def _by_now(where: RunPlace) -> RunPlace:
     """Where the head is: one that Ray restarts has another address with each of its lives."""
     if not where.actor:
         return where
@@ -240,7 +244,7 @@ def _by_now(where: Place) -> Place:
     return found(where)
 
 
-def _knock(config: RunConfig, where: Place, options: dict[str, Any], strategy: bool) -> remote.Knock:
+def _knock(config: RunConfig, where: RunPlace, options: dict[str, Any], strategy: bool) -> remote.Knock:
     document = config.as_document()["run"]
     return remote.Knock(
         who=f"{socket.gethostname()}:{os.getpid()}",
@@ -281,7 +285,7 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
     launcher: Channel[Any] = Channel(connection, remote.ToProxy, "the launcher")
     launcher.send(knock)
     reply, line = launcher.receive(SEAT_S, "a seat")
-    if not isinstance(reply, remote.Seat):
+    if not isinstance(reply, remote.SeatGiven):
         raise refusal(reply)
     seated, terms = reply.seated, reply.seated.terms
     config = RunConfig(

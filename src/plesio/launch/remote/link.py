@@ -28,7 +28,7 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.transport.channel import ChannelClosedError
 from plesio.transport.limits import BEAT_S, LEASE_S, SEAT_S
 from plesio.transport.session import Pulse, Session
-from plesio.transport.wire import ConnectionLostError, Frame, Kind, RemoteProtocolError, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, RemoteProtocolError, Wire
 from plesio.worker.warn import warn
 
 RETRY_S = (0.05, 2.0)  # how long to wait before the next attempt to connect: at first, and at most
@@ -51,7 +51,7 @@ class TakenError(ConfigurationError):
     """There is no seat, or only until the head notices that somebody has left."""
 
 
-class Link:
+class WorkerLink:
     """The connection of one worker. `dial` connects with the head and proves that this is no stranger. `OSError` and
     `ConnectionLostError` may be tried again: nobody is there."""
 
@@ -70,7 +70,7 @@ class Link:
 
     # Both raise Reseated or ServerLostError where the connection was lost for too long
 
-    def send(self, kind: Kind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
+    def send(self, kind: FrameKind, body: bytes, payload: Sequence[memoryview] = ()) -> None:
         """Send; if the connection is lost, the frame is sent again on the next."""
         connection = self._session.connection
         try:
@@ -87,7 +87,7 @@ class Link:
             try:
                 frame = self._session.receive(min(max(0.0, end_s - time.monotonic()), BEAT_S))
                 if frame is not None:
-                    if frame.kind is Kind.SESSION:
+                    if frame.kind is FrameKind.SESSION:
                         self._over = True
                         raise refusal(decode(frame.body))
                     into = place(frame)
@@ -124,7 +124,7 @@ class Link:
         """The worker is about to part: a seat that is lost is not taken again, and the head is looked for during a lease."""
         self._parting, self._rejoin_s = True, LEASE_S
 
-    def part(self, kind: Kind, body: bytes) -> None:
+    def part(self, kind: FrameKind, body: bytes) -> None:
         """Say this last, see that all has come, and hang up."""
         if self._over:
             self.close()
@@ -134,7 +134,7 @@ class Link:
             self.send(kind, body)
             while self._session.unacknowledged and time.monotonic() < end_s:
                 self.receive(GLANCE_S, lambda frame: ())  # the word of it is in the head of a beat
-            self._session.send(Kind.SESSION, encode(remote.Parted()))
+            self._session.send(FrameKind.SESSION, encode(remote.Parted()))
         self.close()
 
     def cut(self) -> None:
@@ -189,7 +189,7 @@ class Link:
     def _resume(self, wire: Wire) -> bool:
         """Go on with the proxy where it was; False if it is gone."""
         reply = _answer_to(remote.Resume(self._session.received), wire)
-        if not isinstance(reply, remote.Resumed):
+        if not isinstance(reply, remote.LineResumed):
             wire.close()
             self._given_up = True
             return False
@@ -209,7 +209,7 @@ class Link:
         self._session = Session(wire, wire.peer)
 
 
-def _let_go(link: Link | None) -> None:
+def _let_go(link: WorkerLink | None) -> None:
     """In a process that the training function forked: an open copy of the socket would hide this worker's end from the head."""
     if link is not None and (descriptor := link._session.fileno()) >= 0:
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -247,7 +247,7 @@ def refusal(reply: remote.ToNewcomer) -> Exception:
     """What to raise for an answer that is no seat."""
     if isinstance(reply, remote.Parted):
         return RunOver()
-    if not isinstance(reply, remote.Refused):
+    if not isinstance(reply, remote.SeatRefused):
         return RemoteProtocolError(f"{type(reply).__name__} came out of turn")
     kind = TakenError if reply.for_now else error_class(reply.kind) or ConfigurationError
     return kind(reply.why)
@@ -256,7 +256,7 @@ def refusal(reply: remote.ToNewcomer) -> Exception:
 def _answer_to(first: remote.FromNewcomer, wire: Wire) -> remote.ToNewcomer:
     """What comes for the first words on a connection. If that is nothing, the connection is lost."""
     try:
-        wire.send(Kind.SESSION, encode(first))
+        wire.send(FrameKind.SESSION, encode(first))
         frame = wire.receive(SEAT_S)
         if frame is None:
             raise ConnectionLostError(f"{wire.peer} did not answer within {SEAT_S:g} s")

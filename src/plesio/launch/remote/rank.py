@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from plesio.launch.participation import Place
 from plesio.launch.remote.bell import RemoteBell
-from plesio.launch.remote.link import Link
+from plesio.launch.remote.link import WorkerLink
 from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import worker as messages
 from plesio.protocol.remote import Get, Holds, Put
@@ -34,7 +34,7 @@ from plesio.tensors.rows import MOVING
 from plesio.transport.doorbell import nothing
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
-from plesio.transport.wire import Kind as FrameKind
+from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.island import Island
@@ -93,7 +93,7 @@ class RankContext(RemoteContext):
 
     away = False  # it does not go on while an answer travels
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: WorkerLink) -> None:
         super().__init__(link)
         self._shows = self._shows and link.is_leader
 

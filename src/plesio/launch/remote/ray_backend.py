@@ -44,9 +44,9 @@ from plesio.errors import (
 )
 from plesio.host.pickled import send_settings_by_name
 from plesio.launch.job import Listening
-from plesio.launch.local.listen import Door
-from plesio.launch.remote.find import Place
-from plesio.launch.remote.ray_worker import ANEW, HOW, NAMESPACE, REJOIN_S, Standing, missing, to_the_end
+from plesio.launch.local.listen import DoorSockets
+from plesio.launch.remote.find import RunPlace
+from plesio.launch.remote.ray_worker import ANEW, HOW, NAMESPACE, REJOIN_S, HeadStanding, missing, to_the_end
 from plesio.launch.start import start
 from plesio.server.checkpoints import FOLDER, kept_in
 from plesio.strategy import Strategy
@@ -159,7 +159,7 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
             host="", port=0, token=self.token, credentials=plain, rejoin_s=self._rejoin_s, trusts=True
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        actor = ray.remote(Head).options(
+        actor = ray.remote(HeadActor).options(
             name=self.name,
             namespace=NAMESPACE,
             get_if_exists=True,
@@ -205,7 +205,7 @@ def _introduce(name: str, token: str, ranks: int) -> None:
         os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID=f"{name}/{worker}")
 
 
-class Head:
+class HeadActor:
     """The actor. The launcher runs in a thread of it; the server and the proxies are its children, and end with it."""
 
     def __init__(self, config: RunConfig, evaluate: Callable[..., Any] | None, listening: Listening) -> None:
@@ -213,26 +213,26 @@ class Head:
         self._evaluate = evaluate
         self._listening = listening
         self._lock = threading.Lock()
-        self._standing = Standing()
+        self._standing = HeadStanding()
         self._run: Any = None
         self._board: Any = None
         self._replaced: Counter[int] = Counter()
         with warnings.catch_warnings(action="ignore"):  # Ray's own
             again = ray.get_runtime_context().was_current_actor_reconstructed
         if again and newest(config) is None:
-            self._standing = Standing(kind=ServerLostError.__name__, why=ANEW)
+            self._standing = HeadStanding(kind=ServerLostError.__name__, why=ANEW)
         elif again:
             self._start(again=True)
 
-    def begin(self) -> Standing:
+    def begin(self) -> HeadStanding:
         """Start the run if it is not under way: at first, and when those who did it are lost and others came."""
         with self._lock:
             lost = self._standing.kind in LOST
-            if lost or self._standing == Standing():
+            if lost or self._standing == HeadStanding():
                 self._start(again=lost)
             return self._standing
 
-    def standing(self) -> Standing:
+    def standing(self) -> HeadStanding:
         return self._standing
 
     def replacing(self, island: int) -> None:
@@ -254,11 +254,11 @@ class Head:
         if given is None:
             own, workers = make_certificates(Path(tempfile.mkdtemp(prefix="plesio-certs-")), [f"head,{host}", "worker"])
             given, handed = Credentials(own), {one.name: one.read_bytes() for one in workers.iterdir()}
-        door = Door.open(dataclasses.replace(self._listening, host=host, credentials=given))
+        door = DoorSockets.open(dataclasses.replace(self._listening, host=host, credentials=given))
         islands = config.ranks > 1  # whose ranks may be on several hosts, and have to be all beside the head or all far
         self._board = rendezvous_store(host) if islands else None
-        where = Place(host, door.listening.port, far=islands or config.checkpoint is not None)
-        self._standing = Standing(
+        where = RunPlace(host, door.listening.port, far=islands or config.checkpoint is not None)
+        self._standing = HeadStanding(
             life=secrets.token_hex(4),
             place=where,
             certificates=handed,
@@ -267,7 +267,7 @@ class Head:
         )
         threading.Thread(target=self._launch, args=(config, door), name="plesio launcher", daemon=True).start()
 
-    def _launch(self, config: RunConfig, door: Door) -> None:
+    def _launch(self, config: RunConfig, door: DoorSockets) -> None:
         """The thread: run, and say how it ended."""
         standing = self._standing
         try:

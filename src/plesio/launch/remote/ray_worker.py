@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from plesio.errors import PlesioError, ServerLostError, StopRun, error_class
-from plesio.launch.remote.find import Place
+from plesio.launch.remote.find import RunPlace
 from plesio.transport.island_group import broke
 from plesio.transport.secure import Credentials
 
@@ -41,13 +41,13 @@ ANEW = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class HeadStanding:
     """How the head stands. `life`: another with each start of the run; `certificates`: a worker's, by the
     names of their files; `board`: the port of the store where the ranks of islands meet; `anew`: whether that life went on from
     nothing; `kind`, `why`: the error that ended it."""
 
     life: str = ""
-    place: Place | None = None
+    place: RunPlace | None = None
     certificates: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     board: int = 0
     anew: bool = True
@@ -65,7 +65,7 @@ _joined: dict[str, tuple[str, Credentials]] = {}
 """The life of the head that this process last found, and how to talk to it, by the actor's name."""
 
 
-def found(where: Place) -> Place:
+def found(where: RunPlace) -> RunPlace:
     """Where the head is now; raises what ended the run, `StopRun` if nothing did, `ConnectionError` if nobody says it."""
     standing = _standing(where.actor)
     standing.check()
@@ -93,10 +93,10 @@ def _kept(certificates: Mapping[str, bytes]) -> Credentials:
     return Credentials(folder)
 
 
-def _standing(name: str) -> Standing:
+def _standing(name: str) -> HeadStanding:
     try:
         head = ray.get_actor(name, namespace=NAMESPACE)
-        told: Standing = ray.get(head.standing.remote(), timeout=ASK_S)
+        told: HeadStanding = ray.get(head.standing.remote(), timeout=ASK_S)
     except (ray.exceptions.RayError, ValueError) as error:
         raise ConnectionError(f"the head's actor {name} does not answer: {type(error).__name__}") from error
     return told

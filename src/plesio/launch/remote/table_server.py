@@ -16,7 +16,7 @@ from plesio.errors import ConfigurationError, ServerLostError, is_own, traceback
 from plesio.launch.local.table_server import TICK_S, TableServer
 from plesio.launch.remote.find import LOOPBACK, host_and_port, token_of
 from plesio.launch.remote.join import REJOIN_S
-from plesio.launch.remote.link import Link, Reseated, RunOver, persist
+from plesio.launch.remote.link import Reseated, RunOver, WorkerLink, persist
 from plesio.protocol import remote
 from plesio.protocol import table_server as messages
 from plesio.protocol.coding import encode
@@ -27,7 +27,7 @@ from plesio.transport.connect import connect
 from plesio.transport.routes import Spans
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import RowSlots
-from plesio.transport.wire import Frame, Kind
+from plesio.transport.wire import Frame, FrameKind
 
 log = logging.getLogger("plesio")
 
@@ -37,7 +37,7 @@ class FarTableServer(TableServer):
 
     _came: Any  # with the last frame
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: WorkerLink) -> None:
         super().__init__(self._send)
         self._link = link
         self._dialogue = RowDialogue()
@@ -65,7 +65,7 @@ class FarTableServer(TableServer):
         return slots
 
     def _served(self, lay: messages.Lay) -> None:
-        self._send(messages.Served())
+        self._send(messages.ValuesServed())
 
 
 @entry("argument of ps.join_server", ConfigurationError)
@@ -105,9 +105,9 @@ def join_server(
     who, version = f"{socket.gethostname()}:{os.getpid()}", importlib.metadata.version("plesio")
     load_kernels()  # before the run waits for it
 
-    def enter() -> Link:
+    def enter() -> WorkerLink:
         knock = remote.Knock(who, version, holds_rows=True)
-        return Link(lambda ticket: connect(host, port, secret, credentials, ticket), knock, rejoin_s)
+        return WorkerLink(lambda ticket: connect(host, port, secret, credentials, ticket), knock, rejoin_s)
 
     link = persist(enter, lambda: rejoin_s, f"the head at {host}:{port}")
     try:
@@ -122,7 +122,8 @@ def join_server(
     except Exception as error:
         link.hasten()
         link.part(
-            Kind.LAUNCHER, encode(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
+            FrameKind.LAUNCHER,
+            encode(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error))),
         )
         raise
     finally:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from plesio.errors import ConfigurationError
 from plesio.launch.participation import Participation, Place, Reply
 from plesio.launch.remote.bell import RemoteBell
-from plesio.launch.remote.link import Link
+from plesio.launch.remote.link import WorkerLink
 from plesio.launch.remote.rows import RemoteRows
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
@@ -28,7 +28,7 @@ from plesio.tables.file import KeptRows
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back
 from plesio.transport.ring import Ring, nothing_to_renew
-from plesio.transport.wire import Kind as FrameKind
+from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.server import SeatLostError
 from plesio.worker.pacer import Pacer
@@ -41,7 +41,7 @@ class RemoteContext(Participation):
 
     away = True
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: WorkerLink) -> None:
         terms, rank = link.seated.terms, link.seated.worker
         strategy = Strategy.from_data(terms.name, terms.strategy)
         pacer = Pacer(None, 1.0, random.Random())
@@ -62,7 +62,7 @@ class RemoteContext(Participation):
         return self._link.seated.ticket
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        self._line.say(FrameKind.LAUNCHER, launcher.Logged(self._trained_s, steps, metrics))
+        self._line.say(FrameKind.LAUNCHER, launcher.LoggedByWorker(self._trained_s, steps, metrics))
 
     def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
         self._line.say(FrameKind.LAUNCHER, launcher.Visited(visits, early))

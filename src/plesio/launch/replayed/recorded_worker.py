@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, RowsWanted, Whereabouts, WorkerEvent
-from plesio.launch.one_process.greenlets import Ask, GreenletWorker, Request, StillTimer, Watcher
+from plesio.launch.one_process.greenlets import GreenletWorker, Peek, Request, StillTimer, Watcher
 from plesio.protocol.worker import LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.transport.doorbell import Located
 from plesio.worker.data.use import DataUse
@@ -71,12 +71,12 @@ class RecordedWorker(Watcher):
         else:
             self.request = self.worker.resume(answer)
         while not self.lost:
-            if self.request is Ask.LOOK:
+            if self.request is Peek.LOOK:
                 self._looks += 1
                 following = self._next_pushed(0)  # says at which look it took the answer
                 came = following is not None and following.adopted_at == self._looks
                 self.request = self.worker.resume(came)
-            elif self.request is Ask.TAKE and self._answer is not None:
+            elif self.request is Peek.TAKE and self._answer is not None:
                 answer, self._answer, self._in_flight = self._answer, None, False
                 self.request = self.worker.resume(answer)
             elif isinstance(self.request, LeaseRequest) and self._lease is not None:

@@ -36,7 +36,7 @@ from plesio.core import events
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError
-from plesio.launch.one_process.greenlets import Ask, GreenletWorker
+from plesio.launch.one_process.greenlets import GreenletWorker, Peek
 from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
@@ -348,7 +348,7 @@ class _Replay(Replies):
         if isinstance(request, LeaseRequest):
             here = steps < to.steps - (not to.asks) or request.epoch + 1 == to.epochs
             return LeaseReply(((request.epoch, 0),) if here else ())
-        if request is Ask.LOOK:
+        if request is Peek.LOOK:
             return False
         if isinstance(request, Ready):
             return self.seating.memory.whole(Beginning(version, False, 0, 0))

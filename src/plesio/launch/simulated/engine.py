@@ -22,12 +22,12 @@ from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
 from plesio.launch.job import Job, Live, Outcome, phase_names
 from plesio.launch.journal import begun
-from plesio.launch.one_process.greenlets import Ask, GreenletWorker, StillTimer, Watcher
+from plesio.launch.one_process.greenlets import GreenletWorker, Peek, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
 from plesio.launch.one_process.seating import Seating, apart
 from plesio.launch.one_process.wall_clock import no_wall_clock
 from plesio.launch.returned import packed, unpacked
-from plesio.launch.rounds import OnRound, Rounds
+from plesio.launch.rounds import OnRound, RoundCalls
 from plesio.launch.simulated.lately import choose_in
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
@@ -80,7 +80,7 @@ class SimulatedEngine:
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
         self.live = Live(time_s=0.0, workers=job.config.workers, book=self.outcome.logged)
-        self.rounds = Rounds(on_round, job, self.outcome, self.live) if on_round is not None else None
+        self.rounds = RoundCalls(on_round, job, self.outcome, self.live) if on_round is not None else None
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
@@ -222,7 +222,7 @@ class _Participant(Watcher, Participant):
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
         request = self._worker.resume(answer if isinstance(answer, LeaseReply | RowsServed | bool) else told)
-        asks = Contribution | LeaseRequest | RowsRequest | Ask | None
+        asks = Contribution | LeaseRequest | RowsRequest | Peek | None
         assert isinstance(request, asks), "a step is called off by its answer"
         if request is None:
             self._finished()

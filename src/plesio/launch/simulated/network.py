@@ -99,7 +99,7 @@ def _healed(cuts: Sequence[Partition], time_s: float) -> float:
     return time_s
 
 
-class Ring(Network):
+class RingNetwork(Network):
     """A ring all-reduce among all: nothing goes to a server, and the answer is there when the ring has gone round.
 
     To join it costs nothing. It takes 2 (n-1) messages of 1/n of the bytes, each as slow as the slowest link.
@@ -121,7 +121,7 @@ class Ring(Network):
 def network_of(via: Via, cluster: Cluster, clock: VirtualClock) -> Network:
     """The network that contributions take `via` what the strategy says."""
     if via.by_collective:
-        return Ring(cluster, clock)
+        return RingNetwork(cluster, clock)
     if via.in_shared_memory:
         return Network(clock)
     return Star(cluster, clock)

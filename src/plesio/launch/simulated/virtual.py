@@ -33,7 +33,7 @@ from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, T
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
-from plesio.launch.one_process.greenlets import Ask
+from plesio.launch.one_process.greenlets import Peek
 from plesio.launch.simulated.clock import Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
 from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State
@@ -180,7 +180,7 @@ class VirtualRun(Replies):
         listens = worker.state is State.HERE and self.program.listening[index]
         if not listens or seat is None or worker.latest is None:
             return
-        if worker.latest.request is Ask.TAKE and worker.latest.ready_s < now_s:
+        if worker.latest.request is Peek.TAKE and worker.latest.ready_s < now_s:
             meter.fetched(worker.latest.ready_s, now_s, now_s if seat.waiting is not None else None)
         elif seat.waiting is not None and not worker.in_flight:
             meter.ended_held(now_s)
@@ -293,10 +293,10 @@ class VirtualRun(Replies):
         assert ready_s >= has_it_s, f"worker {index} answered before it was asked: {request}"
         message = worker.latest = Message(index, worker.incarnation, ready_s, request)
         nbytes = 0
-        if request is Ask.LOOK:
+        if request is Peek.LOOK:
             self.clock.at(ready_s, self._goes_on, message)
             return
-        if request is Ask.TAKE or (isinstance(request, LeaseRequest | RowsRequest) and request.ahead):  # sent by now
+        if request is Peek.TAKE or (isinstance(request, LeaseRequest | RowsRequest) and request.ahead):  # sent by now
             self._hand_over(index)
             return
         if isinstance(request, Contribution):
@@ -334,7 +334,7 @@ class VirtualRun(Replies):
             has_it_s = worker.rows.pop(request.ahead)
             meter.fetched(asked_s, has_it_s)
             self._go_on(index, RowsServed(), NO_ANSWER, max(asked_s, has_it_s))
-        elif worker.answer is not None and request is Ask.TAKE:
+        elif worker.answer is not None and request is Peek.TAKE:
             (grant, told, has_it_s), worker.answer, worker.in_flight = worker.answer, None, False
             meter.fetched(asked_s, has_it_s, meter.released_s)
             self._go_on(index, grant, told, max(asked_s, has_it_s))

@@ -8,12 +8,12 @@ from math import inf
 
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
-from plesio.launch.one_process.greenlets import Ask
+from plesio.launch.one_process.greenlets import Peek
 from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
 from plesio.strategy import Strategy
 from plesio.transport.doorbell import Located
 
-Request = Contribution | LeaseRequest | RowsRequest | Ask | None  # None: its training function returned
+Request = Contribution | LeaseRequest | RowsRequest | Peek | None  # None: its training function returned
 Answer = Grant | Cancel | LeaseReply | RowsServed | bool
 """False: it goes on while an answer travels; True: that has come."""
 
@@ -96,7 +96,7 @@ class TimedWorker(Participant):
         if isinstance(answer, bool):
             self._owes = self._is_due(now_s) and not answer
             if answer or self._owes:
-                return now_s, Ask.TAKE
+                return now_s, Peek.TAKE
         else:
             assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
             self._due = self._phases[told.answer.phase].every.due
@@ -126,7 +126,7 @@ class TimedWorker(Participant):
             self._worked_s += step_s
             self._steps += 1
             if self._in_flight:
-                return now_s, Ask.LOOK
+                return now_s, Peek.LOOK
         return now_s, self._sent(now_s)
 
     def _sent(self, now_s: float) -> Contribution:

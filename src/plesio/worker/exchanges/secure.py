@@ -18,7 +18,19 @@ from plesio.errors import ConfigurationError
 from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_words, trained
 from plesio.masking.site import Identities, Site
-from plesio.masking.words import MASKING, AllKeys, Came, ForSite, GivenUp, Masked, Opened, Outside, Said, Told, Wait
+from plesio.masking.words import (
+    MASKING,
+    AllKeys,
+    ForSite,
+    Masked,
+    Outside,
+    RoundGivenUp,
+    RoundOpened,
+    Said,
+    SitesCame,
+    Told,
+    Wait,
+)
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import WORDS, words_in
 from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Riding
@@ -79,7 +91,7 @@ class SecureExchange(ServerExchange):
     def spent(self) -> tuple[float, str] | None:
         return self._budget.after(self.state.version) if self._budget is not None else None
 
-    def _in_round(self, site: Site) -> Opened | None:
+    def _in_round(self, site: Site) -> RoundOpened | None:
         """Send the masked numbers; what opens the sum, if this site is to say it."""
         told = self._say(site.keys)
         if isinstance(told, AllKeys):
@@ -92,11 +104,11 @@ class SecureExchange(ServerExchange):
         if isinstance(told, ForSite):
             unread = site.take(told)
             told = self._sit_out(unread) if unread else self._say_numbers(site)
-        if isinstance(told, Came):
+        if isinstance(told, SitesCame):
             return site.open(told)
         while isinstance(told, Wait):
             told = self._say(Outside())
-        if isinstance(told, GivenUp):
+        if isinstance(told, RoundGivenUp):
             warn(
                 f"the secure sum of this round was given up, and nothing of it is known: {told.why}; train on for the next"
             )
@@ -149,7 +161,7 @@ class SecureExchange(ServerExchange):
             return None
         self._exchanged_s, self.used.waited_s = self.pacer.now_s(), 0.0
         told = decode(bytes(words_in(self.replica.slot.bytes))) if answer.part == WORDS else None
-        if told is None or isinstance(told, GivenUp):
+        if told is None or isinstance(told, RoundGivenUp):
             self.used()
             self._go_on(answer, self._begins_anew(answer))
             self.taken = False

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from plesio.errors import ConfigurationError
-from plesio.host.memory import Place, SharedBlock
+from plesio.host.memory import SharedBlock, TablePlace
 from plesio.sparse.settings import number, one_of, whole
 
 OPTIMIZERS = ("adagrad", "sgd")
@@ -70,7 +70,7 @@ class SharedEmbedding(nn.Module):
         what, nbytes = f"the table of {rows:,} rows of {width}", 4 * rows * (width + 1)
         block = SharedBlock.create(nbytes, what)
         made = os.fstat(block.fd)
-        self.place = Place(what, os.getpid(), block.fd, made.st_dev, made.st_ino, nbytes)
+        self.place = TablePlace(what, os.getpid(), block.fd, made.st_dev, made.st_ino, nbytes)
         self._map(block)
         self.reset()
 
