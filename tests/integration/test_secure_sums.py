@@ -169,16 +169,16 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
     """Everything that comes to it, words and numbers, of sites that all send the same."""
     masked: dict[int, list[np.ndarray]] = defaultdict(list)
     words: list[bytes] = []
-    came = MaskedSums.came
+    told = MaskedSums.told
 
     def seen(sums: MaskedSums, worker: int, made: Contribution) -> None:
         words.append(bytes(made.riders[MASKING]))
         if made.aside is not None and made.aside.part == -1:
             masked[worker].append(trained(sums._slots[worker]).view(np.uint32).copy())
         assert not made.absent
-        came(sums, worker, made)
+        told(sums, worker, made)
 
-    monkeypatch.setattr(MaskedSums, "came", seen)
+    monkeypatch.setattr(MaskedSums, "told", seen)
     start = build().state_dict()
     done = run(ps.fedavg(secure=SECURE), functools.partial(site, rounds=1, same=True))
     moved = torch.cat([(start[name] - done.state_dict[name]).flatten() for name in start]).numpy()

@@ -230,7 +230,7 @@ class Server:
         read = {worker: moving(versions.buffers[index]) for worker, index in versions.read_by_workers.items()}
         tensors = {name: one.clone() for name, one in {**kept.weights, **kept.tensors}.items()}
         bytes_of = {name: one.flatten().view(torch.uint8).tolist() for name, one in tensors.items()}
-        held = [machine.held(worker, number) for worker, number in enumerate(self.numbers) if number]
+        held = [machine.states.of(worker, number) for worker, number in enumerate(self.numbers) if number]
         return [read, self.sums, machine.digest(), held, bytes_of, kept.numbers]
 
 

@@ -25,9 +25,9 @@ from functools import partial
 
 from rich.filesize import decimal
 
+from plesio.capabilities import halves
 from plesio.errors import ConfigurationError
 from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
-from plesio.masking.words import SITE_BYTES
 from plesio.memory.folder import state_copies
 from plesio.memory.gather import held_by
 from plesio.memory.master import state_layout
@@ -94,7 +94,8 @@ class Blocks:
         self._specs = [_specs_of(one, self.first, workers) for one in phases]
         self.turn_to(0)
         self._check_privacy()
-        self._check_secure()
+        for half in halves(self.strategy, "memory"):
+            half.check(self)
         self._check_turns()
         for hello in hellos[1:]:
             self.check(hello)
@@ -141,6 +142,15 @@ class Blocks:
         own = (holds and (stepped or seats == 1)) or (stepped and len(phases) > 1) or self.gives_back_mean
         self.held = Held.create(seats, ranks) if own else None
 
+    @property
+    def note(self) -> str:
+        """What the record of the run should say of it."""
+        after, idle = self.after_step, self.servers > 1 and not self.rows
+        notes = [f"after each step the weights go through {after.name}"] if after is not None else []
+        if idle:
+            notes.append(f"the model has no tables: {self.servers} servers have nothing to hold")
+        return "; ".join(notes)
+
     def _check_turns(self) -> None:
         """A round of gradients is of one optimizer, and from some phases workers come with steps of different ones."""
         together = [_in_step(one, self.workers) for one in self.phases]
@@ -158,24 +168,6 @@ class Blocks:
             raise ConfigurationError(
                 f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
                 "use layers without running statistics (GroupNorm in place of BatchNorm)"
-            )
-
-    def _check_secure(self) -> None:
-        if self.strategy.send.secure is None:
-            return
-        masked = {Kind.TRAINED: "float32"}
-        others = [
-            one.name for one in self.model.specs if one.kind is not Kind.FROZEN and masked.get(one.kind) != one.dtype
-        ]
-        if names := [*others, *self.tables]:
-            raise ConfigurationError(
-                f"secure=: masks are for parameters of float32, and {', '.join(names[:3])} would be sent as they are; use layers "
-                "without running statistics (GroupNorm in place of BatchNorm), in float32, and no tables"
-            )
-        if (words := SITE_BYTES * self.seats) > self.layout.nbytes:
-            raise ConfigurationError(
-                f"secure=: words of {self.seats} sites take {words} bytes, and must fit where the model does, in "
-                f"{self.layout.nbytes}; take fewer sites, or a larger model"
             )
 
     def check(self, hello: Hello) -> None:

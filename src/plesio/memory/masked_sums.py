@@ -8,49 +8,60 @@ and so the fold. What a site is told lies in its slot, where nothing else lies w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from msgspec.structs import replace
 
-from plesio.core.events import Fold
+from plesio.core.events import Fold, Forget
+from plesio.errors import ConfigurationError
 from plesio.masking.head import SecureHead
 from plesio.masking.noise import SiteNoise
 from plesio.masking.numbers import to_numbers, trained
-from plesio.masking.words import MASKING, Masked, RoundOpened, Said, Told
+from plesio.masking.words import MASKING, SITE_BYTES, Masked, RoundOpened, Said, Told
+from plesio.memory.blocks import Blocks
+from plesio.memory.capability import Action, MemoryCapability, ModelMemory
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.payloads import WORDS, put_words
-from plesio.protocol.worker import Contribution
-from plesio.strategy.answers import Privacy, SecureSums
-from plesio.tensors.arena import ALL_PARTS, Arena
+from plesio.protocol.worker import Contribution, GoOn
+from plesio.tensors.arena import ALL_PARTS, Kind
 
 decode: Callable[[bytes], Said] = decoder_of(Said)
 
 
-class MaskedSums:
-    """Of what lies in `slots`; with `privacy` the sites add noise."""
+class MaskedSums(MemoryCapability):
+    """Of what lies in the slots of `blocks`; under privacy the sites add noise."""
 
-    def __init__(self, secure: SecureSums, privacy: Privacy | None, slots: Sequence[Arena]) -> None:
+    sizes_differ = True
+
+    def __init__(self, blocks: Blocks) -> None:
+        secure, privacy, slots = blocks.strategy.send.secure, blocks.strategy.send.privacy, blocks.slots
+        assert secure is not None, "else it is not loaded"
+        self.words = {WORDS: SITE_BYTES * blocks.seats}
         self._slots = slots
         self._limit = secure.clip if privacy is None else SiteNoise(secure, privacy).limit
         self._head = SecureHead(secure)
         self._sum = np.zeros_like(trained(slots[0]).view(np.uint32))
         self._news: deque[str] = deque()
         self._gave_up = ""  # why that was, the last time
-        self.begin()
+        self.begin_anew()
 
-    def begin(self) -> None:
+    @property
+    def actions(self) -> Mapping[type, Action]:
+        return {Forget: self._forget}
+
+    def begin_anew(self) -> None:
         """Nobody is in a round."""
         self._head.begin()
         self._told: Mapping[int, Told] = {}
         self._open = False  # somebody has spoken, and was not answered
         self._sum.fill(0)
 
-    def forget(self, worker: int) -> None:
-        """Its process is gone: another one may come to its seat, with a key of its own."""
-        self._head.lives.pop(worker, None)
+    def _forget(self, memory: ModelMemory, forget: Forget) -> None:
+        """A process is gone: another one may come to its seat, with a key of its own."""
+        self._head.lives.pop(forget.worker, None)
 
-    def came(self, worker: int, made: Contribution) -> None:
+    def told(self, worker: int, made: Contribution) -> None:
         """A contribution, whose words it takes; `ProtocolError`: its worker may not say that."""
         said = decode(bytes(made.riders.pop(MASKING, b"")))
         if made.steps and not isinstance(said, RoundOpened):
@@ -59,7 +70,7 @@ class MaskedSums:
         if counts and isinstance(said, Masked):
             np.add(self._sum, trained(self._slots[worker]).view(np.uint32), out=self._sum)
 
-    def fold(self, fold: Fold) -> Fold | None:
+    def folding(self, fold: Fold) -> Fold | None:
         """The fold of the sum alone, which lies in the slot of its first member; None: it cannot be known."""
         self._open, self._told = False, {}
         share, first = self._head.share, fold.members[0]
@@ -71,18 +82,17 @@ class MaskedSums:
         self._sum.fill(0)
         return None if why else replace(fold, members=(replace(first, share=1.0),))
 
-    def part(self, worker: int) -> int:
-        """What goes with the answer to `worker`: words, which are laid into its slot, or the version."""
+    def answering(self, worker: int, answer: GoOn) -> None:
+        """With it go words, which are laid into the worker's slot, or the version."""
         if self._open:
             self._open, self._told = False, self._head.close()
             if why := self._head.why:
                 self._give_up(why)
                 self._sum.fill(0)
-        told = self._told.get(worker)
-        if told is None:
-            return ALL_PARTS
-        put_words(self._slots[worker].bytes, encode(told))
-        return WORDS
+        answer.part = ALL_PARTS
+        if (told := self._told.get(worker)) is not None:
+            put_words(self._slots[worker].bytes, encode(told))
+            answer.part = WORDS
 
     def _give_up(self, why: str) -> None:
         if why != self._gave_up:  # else people know
@@ -93,3 +103,24 @@ class MaskedSums:
         """A round that came to nothing, and why, or a site that is left out; empty if there was no more."""
         news = self._head.suspects.news or self._news
         return news.popleft() if news else ""
+
+
+def check(blocks: Blocks) -> None:
+    """`ConfigurationError`: what workers would send of this model cannot be masked."""
+    masked = {Kind.TRAINED: "float32"}
+    others = [
+        one.name for one in blocks.model.specs if one.kind is not Kind.FROZEN and masked.get(one.kind) != one.dtype
+    ]
+    if names := [*others, *blocks.tables]:
+        raise ConfigurationError(
+            f"secure=: masks are for parameters of float32, and {', '.join(names[:3])} would be sent as they are; use layers "
+            "without running statistics (GroupNorm in place of BatchNorm), in float32, and no tables"
+        )
+    if (words := SITE_BYTES * blocks.seats) > blocks.layout.nbytes:
+        raise ConfigurationError(
+            f"secure=: words of {blocks.seats} sites take {words} bytes, and must fit where the model does, in "
+            f"{blocks.layout.nbytes}; take fewer sites, or a larger model"
+        )
+
+
+MemoryHalf = MaskedSums

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from plesio.core.events import Fold
 from plesio.errors import ConfigurationError
 from plesio.memory.blocks import MEANS, Blocks
+from plesio.memory.capability import MemoryCapability
+from plesio.memory.worker_states import Once
+from plesio.protocol.worker import Contribution
 from plesio.tensors.arena import Arena, Kind
 from plesio.transport.held import EVERYBODY
 
@@ -37,10 +39,7 @@ DIFFER = (
 )
 
 
-Once = Callable[[Callable[[], Any]], Any]
-
-
-class OwnWeights:
+class OwnWeights(MemoryCapability):
     """The parameters as they were seen last, and when they are whole.
 
     Args:
@@ -62,6 +61,9 @@ class OwnWeights:
         self._holds: bytes | None = None  # what the worker that was seen last holds of its own
         self._seen = -1, 0  # of which version the parameters are, and minus whose
         self._ended = -1, 0  # of which version a worker's were that ended, and their digest
+
+    def begun(self, blocks: Blocks, version: int) -> None:
+        self.go_back(version)
 
     def go_back(self, version: int) -> None:
         """The run begins, or goes on, with `version`: parameters are here."""
@@ -91,8 +93,8 @@ class OwnWeights:
         for do, _ in ready:
             do()
 
-    def hand_on(self, worker: int) -> None:
-        """`worker` begins with what the one that was seen holds."""
+    def joins(self, worker: int) -> None:
+        """It begins with what the one that was seen holds."""
         self._once(partial(self._hand_on, worker))
 
     def _hand_on(self, worker: int) -> None:
@@ -116,17 +118,18 @@ class OwnWeights:
         for do, _ in wanted:
             do()
 
-    def told(self, worker: int, settings: bytes) -> None:
-        """These are the settings of its optimizer."""
-        self._settings[worker] = settings
+    def told(self, worker: int, made: Contribution) -> None:
+        if made.settings:
+            self._settings[worker] = made.settings
 
-    def check(self, fold: Fold) -> None:
+    def folding(self, fold: Fold) -> Fold:
         """Where the settings of the members' optimizers differ, the lowest worker's hold for all."""
         told = [self._settings.get(member.worker, b"") for member in fold.members]
         if any(one != told[0] for one in told):
             self._once(partial(self._held.put, EVERYBODY, fold.version, told[0]))
         if len({member.steps for member in fold.members}) > 1:
             raise ConfigurationError(UNEVEN)
+        return fold
 
     def lost(self, version: int) -> str:
         """What is lost where those that had `version` died."""
@@ -134,6 +137,11 @@ class OwnWeights:
         if seen == version:
             return ""
         return f"the workers that had version {version} died: the weights are those of version {seen}"
+
+
+def own_weights(blocks: Blocks, in_one_process: bool, once: Once) -> OwnWeights | None:
+    """What a run has whose server gives back means."""
+    return OwnWeights(blocks, in_one_process, once) if blocks.gives_back_mean else None
 
 
 def _digest(arena: Arena) -> int:

@@ -17,38 +17,22 @@ knows where tensors lie: a place travels in an answer, a welcome or a view, to w
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
 
 from plesio.core.events import Effect
 from plesio.memory.own_weights import OwnWeights
 from plesio.memory.row_servers import RowServers
+from plesio.memory.saved import Kept
+from plesio.memory.worker_states import WorkerStates
 from plesio.protocol.worker import Answer, Contribution
-from plesio.strategy import Strategy
 from plesio.tensors.arena import ALL_PARTS
 from plesio.transport.doorbell import Located
-
-
-class Kept(NamedTuple):
-    """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, the
-    `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, the
-    strategy that it `was`, if that or the seats are others now, and the `phase` that the run goes on in."""
-
-    weights: dict[str, torch.Tensor]
-    tensors: dict[str, torch.Tensor]
-    numbers: dict[str, Any]
-    layout: tuple[str, ...]
-    tables: tuple[Path, tuple[str, ...]] = (Path(), ())
-    own: Mapping[int, bytes] = {}
-    was: Strategy | None = None
-    phase: int = 0
 
 
 class Memory:
     """A memory without tensors: before there is a model, where the workers fold, and in runs that ask for the time only."""
 
+    note = ""
+    """What the record of the run should say of it."""
     part_bytes = 0
     """What travelled so far, where a model is exchanged in parts."""
     elsewhere: Set[int] = frozenset()
@@ -61,15 +45,12 @@ class Memory:
     """The rows of tables, if the model has any."""
     own: OwnWeights | None = None
     """When the parameters are whole here, if they are the workers' own."""
+    states = WorkerStates()
+    """What workers hold of their own."""
     push_bytes: Mapping[int, int] = {ALL_PARTS: 0}
     """What a contribution takes, by its part of the model, without the rows of tables."""
     answer_bytes: Mapping[int, int] = {ALL_PARTS: 0}
     """What an answer to that takes."""
-
-    @property
-    def note(self) -> str:
-        """What the record of the run should say of it."""
-        return ""
 
     def begin(self, version: int) -> None:
         """Training begins from the weights that the first worker handed over, as `version`."""
@@ -138,21 +119,3 @@ class Memory:
 
     def begin_anew(self) -> None:
         """As after a restore: nothing waits to be folded."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether workers leave what they hold of their own."""
-        return False
-
-    def held(self, worker: int, number: int) -> bytes | None:
-        """What `worker` held of its own after its contribution `number`; None if it left nothing."""
-        return None
-
-    def lacks(self, numbers: Mapping[int, int]) -> list[int]:
-        """Which workers have not left yet what they held after the contribution of this number; as long as there are any, all are
-        asked to."""
-        return []
-
-    def hold_again(self, worker: int, state: bytes | None) -> bool:
-        """The next process of `worker` begins with this; None: with nothing. Whether it begins with it."""
-        return False

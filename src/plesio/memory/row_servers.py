@@ -12,16 +12,20 @@ from typing import Any, Protocol
 
 import msgspec
 
-from plesio.core.events import Serve
+from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.errors import ConfigurationError
 from plesio.host.recovery_log import RecoveryLog
-from plesio.memory.row_tables import HASH, RowTables
+from plesio.memory.blocks import Blocks
+from plesio.memory.capability import Action, MemoryCapability
+from plesio.memory.row_tables import RowTables
+from plesio.memory.saved import Kept
 from plesio.memory.surviving_rows import SurvivingRows
 from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of
 from plesio.tables.file import KeptRows, joined, on_one_clock
 from plesio.tables.hot import hottest
+from plesio.tensors.checksum import HASH
 from plesio.transport.row_slots import RowSlots, check_room
 
 
@@ -38,7 +42,7 @@ class RowHolder(Protocol):
     def ask(self, what: str, *args: Any) -> Callable[[], Any]: ...
 
 
-class RowServers:
+class RowServers(MemoryCapability):
     """The rows that `servers` hold, of those with places in `slots`, one for each server; `answers`: whoever asked for rows is
     told that they are there by this process."""
 
@@ -57,6 +61,33 @@ class RowServers:
     def clock(self) -> int:
         """How many times rows stepped."""
         return self._servers[0].clock
+
+    # As plesio.memory.capability
+
+    @property
+    def actions(self) -> Mapping[type, Action]:
+        """Rows step before the version of their contribution is made."""
+        return dict.fromkeys((Serve, FoldRows, Hold, Fold), lambda _, effect: self.do(effect))
+
+    def joins(self, worker: int) -> None:
+        self.forget(worker)
+
+    def begun(self, blocks: Blocks, version: int) -> None:
+        if blocks.brought:
+            self.begin_with(blocks.brought)
+            blocks.brought = {}  # a copy of them all
+
+    def numbers(self) -> dict[str, Any]:
+        return {"clock": self.clock}
+
+    def go_on(self, kept: Kept) -> None:
+        self.restore(*kept.tables, kept.numbers.get("clock", 0))
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(slots.nbytes for slots in self.slots)
+
+    # What is asked and done
 
     @property
     def reader(self) -> int:
@@ -160,6 +191,13 @@ class RowServers:
             own = {name: share_of(one, index, len(self._servers)) for name, one in rows.items()}
             waiting.append(server.ask("begin_from", own, clock))
         _answered(waiting)
+
+
+def rows_here(blocks: Blocks, log: RecoveryLog | None) -> RowServers | None:
+    """Those of a run whose model has tables, all in this process."""
+    if not blocks.rows:
+        return None
+    return RowServers.here(blocks.rows, blocks.strategy.rows.at_once, log if blocks.rows_survive else None)
 
 
 def _answered(waiting: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -35,9 +35,8 @@ from plesio.tables.hot import HotKeys, is_looked_at
 from plesio.tables.links import rows_in, write_rows
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import Folded, Store, load_kernels, slice_of
+from plesio.tensors.checksum import HASH
 from plesio.transport.row_slots import MOST, Laid, RowSlots
-
-HASH = 1 << 64
 
 
 class ServedRows(NamedTuple):

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
 import torch
 
 from plesio.errors import CheckpointError
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
-from plesio.memory.port import Kept
+from plesio.strategy import Strategy
 from plesio.tensors import carrying
 from plesio.tensors.arena import Arena
+
+
+class Kept(NamedTuple):
+    """What a checkpoint keeps of the memory: `weights` by the model's names, other `tensors` by name, plain `numbers`, the
+    `layout` in words. To restore: the folder and the files with the rows of `tables`, what workers held of their `own`, the
+    strategy that it `was`, if that or the seats are others now, and the `phase` that the run goes on in."""
+
+    weights: dict[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Any]
+    layout: tuple[str, ...]
+    tables: tuple[Path, tuple[str, ...]] = (Path(), ())
+    own: Mapping[int, bytes] = {}
+    was: Strategy | None = None
+    phase: int = 0
 
 
 def kept(blocks: Blocks, current: Arena, state: carrying.Kept) -> Kept:

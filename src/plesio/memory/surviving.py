@@ -31,10 +31,12 @@ from typing import Any
 from plesio.core.events import Fold
 from plesio.host.memory import SharedBlock
 from plesio.host.recovery_log import RecoveryLog
+from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder, Parts
 from plesio.memory.register import When
-from plesio.tensors.arena import ALL_PARTS, PAGE, Arena
+from plesio.tensors.arena import ALL_PARTS, PAGE, Arena, Kind
 from plesio.tensors.carrying import Carried, Kept
+from plesio.tensors.pieces import kept_keys
 
 LARGE_BYTES = 1 << 18
 """An arena of more is copied while there is time; a smaller one when it changes, for which it is in the caches then."""
@@ -215,6 +217,21 @@ class Surviving(Folder):
     def _carried(self) -> Carried:
         self._catch_up()
         return self._step.carried()
+
+
+def why_not(blocks: Blocks) -> str:
+    """Why nobody could go on with what is kept of these; empty if somebody could."""
+    if any(spec.kind is Kind.ROWS for spec in blocks.layout.specs):
+        return "which rows of embeddings with sparse=True changed is in its own memory"
+    if blocks.rows and not blocks.rows_survive:  # or nobody asked, and nobody is told
+        return f"under {blocks.rows_wait} gradients of rows wait for their fold in its own memory"
+    return ""
+
+
+def surviving(log: RecoveryLog, blocks: Blocks) -> Callable[[Parts], Surviving]:
+    """Puts together what survives for the strategy that holds in `blocks`."""
+    specs, layout = blocks.specs, blocks.state_layout
+    return partial(Surviving, log, kept_keys(specs, layout, small=True) if specs else ())
 
 
 def _copying(one: Arena, other: Arena) -> Callable[[], object]:

@@ -31,9 +31,10 @@ from msgspec.structs import replace
 from plesio.core.events import Fold, FoldRows, Serve
 from plesio.host.memory import SharedBlock
 from plesio.host.recovery_log import RecoveryLog
-from plesio.memory.row_tables import HASH, RowTables, ServedRows
+from plesio.memory.row_tables import RowTables, ServedRows
 from plesio.tables.store import Folded
 from plesio.tensors.arena import PAGE
+from plesio.tensors.checksum import HASH
 from plesio.transport.row_slots import RowSlots
 
 

@@ -24,7 +24,7 @@ from plesio.errors import CheckpointError
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
 from plesio.memory.master import state_layout
-from plesio.memory.port import Kept
+from plesio.memory.saved import Kept
 from plesio.strategy import Strategy
 from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, TensorState, from_plain, is_whole, unchecked

@@ -13,7 +13,8 @@ import msgspec
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
-from plesio.memory.port import Kept, Memory
+from plesio.memory.port import Memory
+from plesio.memory.saved import Kept
 from plesio.riders import Riders
 from plesio.riders.schedules import NOWHERE, Schedules
 from plesio.server.checkpoints import CheckpointStore, Manifest, Saved, WorkerProgress, read
@@ -195,11 +196,11 @@ class Checkpointer:
         """Which members have not left yet what `own_states` wants, if there is anything to write."""
         members = sequencer.members.seats if sequencer.version != self._kept else ()
         numbers = self._numbers
-        return memory.lacks({worker: numbers[worker] for worker in members if numbers[worker]})
+        return memory.states.lacking({worker: numbers[worker] for worker in members if numbers[worker]})
 
     def own_states(self, memory: Memory) -> dict[int, bytes]:
         """What each worker held after its last contribution that was answered; nothing of those that left."""
-        states = {worker: memory.held(worker, number) for worker, number in enumerate(self._numbers)}
+        states = {worker: memory.states.of(worker, number) for worker, number in enumerate(self._numbers)}
         known = {worker: state for worker, state in states.items() if state}
         return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
 
@@ -216,7 +217,7 @@ class Checkpointer:
         first process in a seat takes up what its worker held, of those in `states`."""
         if self._strategy.outer.in_worker:  # any worker's is everybody's
             states = {worker: state for state in states.values() for worker in range(len(self._made))}
-        held = [worker for worker in range(len(self._made)) if memory.hold_again(worker, states.get(worker))]
+        held = [worker for worker in range(len(self._made)) if memory.states.hand_to(worker, states.get(worker))]
         self.held_again = tuple(held)
         self.before = list(self._made)
         self._coming = [WorkerProgress()] * len(self.before)

@@ -187,7 +187,7 @@ class Program:
         workers = self.sequencer.workers
         self.memory = self.recorder.memory = memory
         resumed = self.checkpointer.restore(memory, self.go_back)
-        memory.lacks({})
+        memory.states.lacking({})
         if not resumed:
             memory.begin(self.version)
         self.begun, self._begun_at = True, self.version
@@ -288,7 +288,7 @@ class Program:
         if without is None:
             return
         if without:
-            self.memory.lacks({})
+            self.memory.states.lacking({})
             who, waited_s = ", ".join(map(str, without)), self._timing.patience_s
             self.trouble(None, f"no exchange of worker {who} for {waited_s:g} s: the checkpoint lacks what it holds")
         self.when_whole(partial(self._keep, now_s), held=True)
@@ -463,7 +463,7 @@ class Program:
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
             if self.strategy.every.among_ranks:
-                state = "" if self.begun and self.memory.holds else "; the state of the optimizer begins anew"
+                state = "" if self.begun and self.memory.states.leaves else "; the state of the optimizer begins anew"
                 what = f"what the workers did after version {self.version} is lost, and its data leased again{state}"
             self.trouble(worker, what, died=True)
 
@@ -472,10 +472,10 @@ class Program:
         seat = self.sequencer.members.seat(worker, incarnation)
         state = None
         if died and seat is not None and self.strategy.every.among_ranks:  # its successor goes on with it
-            state = self.memory.held(worker, seat.arrived)
+            state = self.memory.states.of(worker, seat.arrived)
         self._forget(worker, died)
         if state is not None:
-            self.memory.hold_again(worker, state)
+            self.memory.states.hand_to(worker, state)
         own, waits = self.memory.own, seat is not None and seat.waiting is not None
         if own is not None and seat is not None and (wrong := own.left(worker, died, waits, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")
@@ -486,7 +486,7 @@ class Program:
     def _forget(self, worker: int, lost: bool) -> None:
         """Of who is gone no pace is known; what it held is `lost`, or for the process that the run may be resumed with."""
         if lost:
-            self.memory.hold_again(worker, None)
+            self.memory.states.hand_to(worker, None)
         if self._paces is not None:
             self._paces.forget(worker)
 

@@ -11,6 +11,8 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 WINDOW = 1 << 15
 """Bytes per window."""
+HASH = 1 << 64
+"""Checksums are below this."""
 
 
 def window_checksum(memory: memoryview, version: int) -> int:
