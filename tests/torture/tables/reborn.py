@@ -165,7 +165,7 @@ class RebornRows(TurnsAway, Reborn):
         self.slots[0].note_served(worker, request)
         self.world.rows.served(worker)
 
-    def hand_on(self, worker: int) -> None:
+    def joins(self, worker: int) -> None:
         """Another process sits there."""
         if self.shown.is_new(("handed on", worker)):
             self._judge.forget(worker)

@@ -112,7 +112,7 @@ class RowServer(TurnsAway):
         self.rows.do(effect)
         super().do(effect)
 
-    def hand_on(self, worker: int) -> None:
+    def joins(self, worker: int) -> None:
         """Another process sits there."""
         assert self.rows is not None
         self._rows.judge.forget(worker)
