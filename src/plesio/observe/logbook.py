@@ -28,7 +28,7 @@ class LastSteps:
 
     >>> last = LastSteps([Logged(1.0, worker, 10, {"loss": float(worker)}) for worker in range(2)])
     >>> last.of("loss"), last.of("accuracy")
-    (Last(mean=0.5, steps=20), None)
+    (LastLogged(mean=0.5, steps=20), None)
     """
 
     def __init__(self, entries: Iterable[Logged] = ()) -> None:

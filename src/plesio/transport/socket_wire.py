@@ -62,9 +62,9 @@ class SocketWire(Wire):
 
     >>> left, right = socket.socketpair()
     >>> a, b = SocketWire(left, "b"), SocketWire(right, "a")
-    >>> a.send(Kind.DOORBELL, b"two bytes follow", [memoryview(b"xy")])
+    >>> a.send(FrameKind.DOORBELL, b"two bytes follow", [memoryview(b"xy")])
     >>> b.receive(timeout_s=1.0)
-    Frame(kind=<Kind.DOORBELL: 2>, body=b'two bytes follow', payload_bytes=2)
+    Frame(kind=<FrameKind.DOORBELL: 2>, body=b'two bytes follow', payload_bytes=2)
     >>> b.read_payload([memoryview(place := bytearray(2))]); bytes(place)
     b'xy'
     >>> a.close(); b.close()
