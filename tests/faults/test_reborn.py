@@ -122,7 +122,7 @@ def test_tables_whose_gradients_wait_for_a_fold_go_on_without_a_spare(tmp_path: 
 
 def test_tables_do_not_survive_unasked(tmp_path: Path) -> None:
     """It would take speed from a run that only keeps checkpoints."""
-    train = partial(dealt, epochs=1, ends=tmp_path)
+    train = partial(dealt, epochs=1000, ends=tmp_path)
     with pytest.raises(ps.ServerLostError, match="go on from the last checkpoint"):
         ps.run(train, ps.async_sgd(), workers=2, runs=tmp_path, checkpoint=ps.Checkpoint(every_s=0.05), timeout_s=30)
 
