@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Halves(NamedTuple):
+class LoadedHalves(NamedTuple):
     """The answer that asks for a capability, and the file of each half."""
 
     asked: Callable[[Strategy], object]
@@ -24,8 +24,8 @@ class Halves(NamedTuple):
     worker: str
 
 
-LOADED: tuple[Halves, ...] = (
-    Halves(lambda of: of.send.secure, "plesio.memory.masked_sums", "plesio.worker.exchanges.secure"),
+LOADED: tuple[LoadedHalves, ...] = (
+    LoadedHalves(lambda of: of.send.secure, "plesio.memory.masked_sums", "plesio.worker.exchanges.secure"),
 )
 
 

@@ -12,6 +12,6 @@ import pytest
 def without_kernels() -> Iterator[None]:
     """Folders that are built meanwhile use no kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        for user in ("tensors.server_optimizer", "memory.folder"):
+        for user in ("tensors.pass_optimizer", "memory.folder"):
             patch.setattr(f"plesio.{user}.kernels", lambda: None)
         yield

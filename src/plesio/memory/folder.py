@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from plesio.core.events import Fold
 from plesio.memory.gather import AllAtOnce, Gather, InTurn, held_by
 from plesio.memory.master import Master, state_layout
-from plesio.memory.momenta import Ahead, Momenta, momentum_keys
+from plesio.memory.momenta import Momenta, momentum_keys
+from plesio.memory.momenta_in_passes import MomentaInPasses
 from plesio.memory.packed import Packed
-from plesio.memory.publish import Publisher, Versions
+from plesio.memory.publish import Ahead, Publisher, Versions
 from plesio.memory.register import NewArena, Register, When
 from plesio.memory.steps import Mean, Optimizing, Step, Towards
 from plesio.strategy import Strategy
@@ -186,7 +187,8 @@ def build_folder(
         optimizer.copies_always = after is not None
         state.parts["optimizer"] = optimizer
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
-        momenta = Momenta(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, state)
+        kind = MomentaInPasses if optimizer.large else Momenta
+        momenta = kind(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, state)
         in_turn = InTurn(versions, slots, momenta.live, held_by(strategy), momenta.damp, state)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)

@@ -26,24 +26,21 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from plesio.core.events import Fold
 from plesio.memory.gather import Came
 from plesio.memory.master import Master
-from plesio.memory.publish import Publisher, Versions
+from plesio.memory.publish import Versions
 from plesio.memory.register import Register, When
 from plesio.memory.steps import Step
 from plesio.tensors.adam import root_of
-from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import ALL_PARTS, Arena, Kind, flattened
+from plesio.tensors.arena import Arena, Kind, flattened
 from plesio.tensors.carrying import Carried, Part
 from plesio.tensors.corrections import GapDamping
 from plesio.tensors.mean import blend_buffers
-from plesio.tensors.one_pass import PassAhead
 from plesio.tensors.operands import pieces, quiet
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.rows import Tables
-from plesio.tensors.server_optimizer import At
+from plesio.tensors.server_optimizer import At, OwnMomentum
 
 RESUM_EVERY = 1024
 """Folds after which the sum of the momenta is recomputed, against accumulated rounding."""
@@ -87,7 +84,6 @@ class Momenta(Step, Part):
         state: Register,
     ) -> None:
         self.optimizer: StatefulOptimizer = optimizer
-        optimizer.swapped = keys
         self.live: set[int] = set()
         """Who reads a version, and will contribute."""
         self.damping = GapDamping(optimizer.large)
@@ -98,8 +94,9 @@ class Momenta(Step, Part):
         self._scale_of = scale_of
         self._share = scale_of(1, workers)
         state.parts["look-ahead"] = self
-        self._momenta = [state.array(f"momentum {seat}", When.STEP, seat, "look-ahead") for seat in range(seats)]
-        self._begun: list[set[int]] = [set() for _ in range(seats)]  # by worker: positions whose momentum has started
+        arenas = [state.array(f"momentum {seat}", When.STEP, seat, "look-ahead") for seat in range(seats)]
+        self._momenta = [OwnMomentum(arena, set()) for arena in arenas]
+        optimizer.swap(keys, self._momenta)
         self.sum = state.array("sum of momenta", When.STEP, part="look-ahead")
         self._scale = [0.0] * len(keys)  # by group: running mean of the folds' learning-rate scales
         self._steps = 0
@@ -143,49 +140,32 @@ class Momenta(Step, Part):
     @quiet
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         """Both are the master copy, which nobody reads. A gradient is damped if the version that it was computed at is known."""
-        worker, (gradient,) = came.worker, came.slots
-        optimizer = self.optimizer
-        scales = optimizer.scales(came.scale, self._share)
-        optimizer.step_as(worker)
-        if came.absent and optimizer.has_to_split(came.absent):
-            was = optimizer.split()
-            self._begun = [{new for new, old in enumerate(was) if old in begun} for begun in self._begun]
-        own, ats = optimizer.select(self._momenta[worker]), optimizer.at()
-        one_pass = self.tables is None and optimizer.in_one_pass(came.absent) and all(optimizer.swapped)
-        self._scale = [
-            mean + ((scale - mean) / self._workers if mean else scale)
-            for mean, scale in zip(self._scale, scales, strict=True)
-        ]
-        self._swap_in(own, ats, self._begun[worker])
+        scales = self.optimizer.scales[came.scale, self._share]
+        for group, scale in enumerate(scales):
+            mean = self._scale[group]
+            self._scale[group] = mean + ((scale - mean) / self._workers if mean else scale)
         self.ready = None
-        step = self._step_in_one_pass if one_pass else self._step_by_parts
-        step(target, current, came, own, scales, index)
+        self._step(target, current, came, scales, index)
         if target.layout.buffer_segments:
-            blend_buffers(target, current, gradient, 1.0 / self._workers)
+            blend_buffers(target, current, came.slots[0], 1.0 / self._workers)
         self._steps += 1
         if self._steps % RESUM_EVERY == 0:
             self._resum()
-        if worker not in self.live:  # departed since: its momentum will not act again
-            self.forget(worker)
+        if came.worker not in self.live:  # departed since: its momentum will not act again
+            self.forget(came.worker)
 
-    def _step_by_parts(
-        self,
-        target: Arena,
-        current: Arena,
-        came: Came,
-        own: Sequence[torch.Tensor],
-        scales: Sequence[float],
-        index: int,
-    ) -> None:
-        (gradient,), momentum = came.slots, self._momenta[came.worker]
+    def _step(self, target: Arena, current: Arena, came: Came, scales: Sequence[float], index: int) -> None:
+        optimizer, own, (gradient,) = self.optimizer, self._momenta[came.worker], came.slots
         if came.then is not None:
             damped = came.scratch or gradient
             self.damping.correct(gradient, current, came.then, came.absent, damped)
             gradient = damped
-        elif not self.optimizer.directly:
+        optimizer.step_as(came.worker)
+        if came.absent and optimizer.has_to_split(came.absent):
+            optimizer.split()
+        if came.then is None and not optimizer.directly:
             (gradient,) = came.own().slots
-        lacking = self.optimizer.pieces_lacking(came.absent)
-        moved = list(zip(self.sum.trained, momentum.trained, strict=True))
+        moved = list(zip(self.sum.trained, own.arena.trained, strict=True))
         if came.absent:
             left_alone = target.layout.lacking(came.absent)
             moved = [both for segment, both in enumerate(moved) if segment not in left_alone]
@@ -193,50 +173,21 @@ class Momenta(Step, Part):
             whole -= part
         if self.tables is not None:
             self.tables.bring_up(index, current)
-        self.optimizer.step(target, current, gradient, scales, came.absent, came.rows, self._share)
+        optimizer.step(target, current, gradient, scales, came.absent, came.rows, self._share, own)
         if self.tables is not None:
             self.tables.changed(came.rows, index)
-        self._swap_out(own, self._begun[came.worker], lacking)
         for whole, part in moved:
             whole += part
 
-    def _step_in_one_pass(
-        self,
-        target: Arena,
-        current: Arena,
-        came: Came,
-        own: Sequence[torch.Tensor],
-        scales: Sequence[float],
-        index: int,
-    ) -> None:
-        """The same in one pass, which also writes the look-ahead into a free buffer."""
-        totals = self.optimizer.select(self.sum)
-        before = self.optimizer.select(came.then) if came.then is not None else None
-        free_buffer = self._versions.spare(index)
-        shown = self._versions.buffers[free_buffer]
-        free = came.scratch or came.slots[0]  # which is read before it is written
-        out = self.optimizer.select(shown if self._master is None else free)
-
-        def ahead(position: int) -> PassAhead:
-            then, closeness = (before[position], self.damping.closeness(position)) if before else (None, 0.0)
-            return PassAhead(
-                totals[position], then, closeness, out[position], self.factors(self.optimizer.at())[position]
-            )
-
-        gaps = self.optimizer.step_mean(
-            target, current, came.slots, [1.0], scales, self._share, own, ahead, came.absent
-        )
-        elements, lacking = target.layout.trained_elements, self.optimizer.pieces_lacking(came.absent)
-        for position, lacks in enumerate(lacking):
-            if before and not lacks:
-                self.damping.learn(position, gaps[position], elements[position])
-            if self._master is not None and not lacks:
-                self.optimizer.select(shown)[position].copy_(out[position])
-        self._swap_out(own, self._begun[came.worker], lacking)
-        ats = self.optimizer.at()
-        factors = self.factors(ats)
-        self.look_ahead(shown, target, [position for position, lacks in enumerate(lacking) if lacks], ats, factors)
-        self.ready = free_buffer, factors
+    def ahead(self, free: int) -> tuple[int, bool]:
+        """The buffer that has the version about where it will be: the `free` one, unless a pass wrote it. Whether it moves."""
+        ats = self.optimizer.known or self.optimizer.at()
+        factors, ready, self.ready = self.factors(ats), self.ready, None
+        if ready is not None and ready[1] == factors:
+            return ready[0], any(factors)
+        master = self._master.weights if self._master is not None else self._versions.buffers[self._versions.current]
+        self.look_ahead(self._versions.buffers[free], master, range(len(ats)), ats, factors)
+        return free, any(factors)
 
     def look_ahead(
         self, target: Arena, master: Arena, positions: Iterable[int], ats: Sequence[At], factors: Sequence[float]
@@ -263,33 +214,13 @@ class Momenta(Step, Part):
             for new, old, momenta, square in pieces(*map(flattened, (out, weight, total, squares))):
                 torch.addcdiv(old, momenta, root_of(square, by), value=factor, out=new)
 
-    def look_ahead_of_current(self, target: Arena, ats: Sequence[At], factors: Sequence[float]) -> None:
-        """Write the whole version into `target` likewise."""
-        master = self._master.weights if self._master is not None else self._versions.buffers[self._versions.current]
-        self.look_ahead(target, master, range(len(ats)), ats, factors)
-
-    def _swap_in(self, own: Sequence[torch.Tensor], ats: Sequence[At], begun: set[int]) -> None:
-        for position, (at, momentum) in enumerate(zip(ats, own, strict=True)):
-            if at.swapped in at.state:
-                damped = at.group.get("dampening")  # torch does not dampen a first gradient: None makes it start one
-                at.state[at.swapped] = momentum if not damped or position in begun else None
-
-    def _swap_out(self, own: Sequence[torch.Tensor], begun: set[int], lacking: Sequence[bool]) -> None:
-        """At the first step the optimizer makes its own momentum: copy it."""
-        for position, (at, momentum) in enumerate(zip(self.optimizer.at(), own, strict=True)):
-            if at.swapped is None or lacking[position] or (value := at.state.get(at.swapped)) is None:
-                continue
-            if value.data_ptr() != momentum.data_ptr():
-                at.state[at.swapped] = momentum.copy_(value)
-            if at.group.get("momentum"):
-                begun.add(position)
-
     @quiet
     def _resum(self) -> None:
         self.ready = None
-        self.sum.copy_from(self._momenta[0], Kind.TRAINED)
-        for momentum in self._momenta[1:]:
-            for whole, part in zip(self.sum.trained, momentum.trained, strict=True):
+        first, *others = self._momenta
+        self.sum.copy_from(first.arena, Kind.TRAINED)
+        for own in others:
+            for whole, part in zip(self.sum.trained, own.arena.trained, strict=True):
                 whole += part
 
     def factors(self, ats: Sequence[At]) -> list[float]:
@@ -298,25 +229,24 @@ class Momenta(Step, Part):
         return [_factor(at, at.group["lr"] * self._scale[at.number] * others) for at in ats]
 
     def forget(self, worker: int) -> None:
-        for part in self._momenta[worker].of_kind(Kind.TRAINED):
+        own = self._momenta[worker]
+        for part in own.arena.of_kind(Kind.TRAINED):
             part.zero_()
-        self._begun[worker].clear()
+        own.begun.clear()
         self._resum()
 
     remembers = True
 
-    def can_undo(self, worker: int, absent: int) -> bool:
-        """Not where momenta are summed anew, in place."""
-        anew = worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
-        all_swapped = self.tables is None and all(self.optimizer.swapped)
-        return not anew and all_swapped and self.optimizer.in_one_pass(absent)
+    def _sums_anew(self, worker: int) -> bool:
+        """Whether the momenta are summed anew after the next step, of `worker`'s contribution."""
+        return worker not in self.live or (self._steps + 1) % RESUM_EVERY == 0
 
     def numbers(self) -> dict[str, Any]:
         return {
-            "scale": self._scale,
+            "scale": list(self._scale),
             "steps": self._steps,
             "damping": self.damping.numbers(),
-            "begun": list(map(sorted, self._begun)),
+            "begun": [sorted(own.begun) for own in self._momenta],
             "workers": self._workers,
         }
 
@@ -326,7 +256,9 @@ class Momenta(Step, Part):
         self._workers = numbers["workers"]
         self._share = self._scale_of(1, self._workers)
         self.damping.take(numbers["damping"])
-        self._begun = [set(positions) for positions in numbers["begun"]]
+        for own, begun in zip(self._momenta, numbers["begun"], strict=True):
+            own.begun.clear()
+            own.begun.update(begun)
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Start with the state that the user's optimizer held; every worker's momentum starts as a copy of its momentum.
@@ -340,19 +272,20 @@ class Momenta(Step, Part):
             position: str(at.swapped) for position, at in enumerate(self.optimizer.at()) if at.swapped in at.state
         }
         for worker in range(self._workers if brought else 0):
-            own = self.optimizer.select(self._momenta[worker])
+            arena, begun = self._momenta[worker]
+            own = self.optimizer.select(arena)
             for position, key in brought.items():
                 own[position].copy_(self.optimizer.select(given[key])[position])
-            self._begun[worker] = set(brought)
+            begun.update(brought)
         if brought:
             self._resum()
-            self._scale = list(self.optimizer.scales(self._share, self._share))
+            self._scale = list(self.optimizer.scales[self._share, self._share])
 
     def carried(self) -> Carried:
         return self.optimizer.carried(self._workers)
 
     def copy_state(self, worker: int, carried: Carried, arenas: Sequence[Arena]) -> None:
-        self.optimizer.copy_state(carried, arenas, self._momenta[worker])
+        self.optimizer.copy_state(carried, arenas, self._momenta[worker].arena)
 
 
 def _factor(at: At, rate: float) -> float:
@@ -368,79 +301,3 @@ def _factor(at: At, rate: float) -> float:
 def _paced(workers: float, group: dict[str, Any]) -> dict[str, Any]:
     first, second = group["betas"]
     return {**group, "betas": (first, second ** (1.0 / workers))}
-
-
-class Ahead(Publisher):
-    """Shows the parameters about where they will be. The master copy, in the ring's current buffer, is never published itself."""
-
-    writes = True
-
-    def __init__(self, momenta: Momenta, versions: Versions, tables: Tables | None, after: Applied | None) -> None:
-        super().__init__(versions, tables)
-        self._momenta = momenta
-        self._after = after
-
-    def next(self, fold: Fold, step: object) -> int:
-        versions = self.versions
-        return versions.current if versions.lasting is None else self._next_in_place()
-
-    def made(self, index: int) -> None:
-        self.versions.current = index
-
-    def rewritten(self) -> None:
-        self._momenta.ready = None  # it was of the weights before
-
-    def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
-        assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
-        momenta, versions = self._momenta, self.versions
-        momenta.live.add(reader)
-        ready, momenta.ready = momenta.ready, None
-        ats = momenta.optimizer.at()
-        factors = momenta.factors(ats)
-        index = ready[0] if ready is not None and ready[1] == factors else self._look_ahead(ats, factors)
-        out, master = versions.buffers[index], versions.buffers[versions.current]
-        if self._after is not None and any(factors):  # else it is the master copy
-            self._after(out)
-        if master.layout.buffer_segments:
-            out.copy_from(master, Kind.BUFFER)
-        if self._tables is not None:
-            self._tables.bring_up(index, master)
-            self._tables.read(reader)
-        versions.pin(reader, index)
-        return index
-
-    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
-        self._momenta.live.add(reader)
-        self._momenta.ready = None
-        self.versions.pin(reader, index)
-
-    def _look_ahead(self, ats: Sequence[At], factors: Sequence[float]) -> int:
-        """Write the parameters with look-ahead into a free buffer; its index."""
-        versions, index = self.versions, self.versions.spare()
-        self._momenta.look_ahead_of_current(versions.buffers[index], ats, factors)
-        return index
-
-    def whole(self, reader: int) -> int:
-        versions = self.versions
-        versions.release(reader)
-        self._momenta.ready = None
-        index, master = versions.spare(), versions.buffers[versions.current]
-        versions.buffers[index].copy_from(master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
-        if self._tables is not None:
-            self._tables.bring_up(index, master)
-        versions.pin(reader, index)
-        return index
-
-    def pinned_whole(self, reader: int, index: int) -> None:
-        self.versions.release(reader)
-        self._momenta.ready = None
-        self.versions.pin(reader, index)
-
-    def forget(self, reader: int) -> None:
-        self._momenta.live.discard(reader)
-        super().forget(reader)
-
-    def begin_anew(self) -> None:
-        super().begin_anew()
-        self._momenta.ready = None
-        self._momenta.live.clear()

@@ -12,10 +12,11 @@ worker that can be late needs one buffer more. So does each one that computes th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from plesio.core.events import Fold
-from plesio.tensors.arena import ALL_PARTS, Arena
+from plesio.tensors.after_step import Applied
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind
 from plesio.tensors.rows import Tables
 
 
@@ -167,3 +168,76 @@ class Publisher:
     def begin_anew(self) -> None:
         """As after a restore: nobody reads anything."""
         self.versions.release_all()
+
+
+class LookingAhead(Protocol):
+    """What knows about where the version will be, of those who are `live` (`plesio.memory.momenta`)."""
+
+    live: set[int]
+    ready: Any
+
+    def ahead(self, free: int) -> tuple[int, bool]: ...
+
+
+class Ahead(Publisher):
+    """Shows the parameters about where they will be. The master copy, in the ring's current buffer, is never published itself."""
+
+    writes = True
+
+    def __init__(self, momenta: LookingAhead, versions: Versions, tables: Tables | None, after: Applied | None) -> None:
+        super().__init__(versions, tables)
+        self._momenta = momenta
+        self._after = after
+
+    def next(self, fold: Fold, step: object) -> int:
+        versions = self.versions
+        return versions.current if versions.lasting is None else self._next_in_place()
+
+    def rewritten(self) -> None:
+        self._momenta.ready = None  # it was of the weights before
+
+    def publish(self, reader: int, unasked: bool = False, part: int = ALL_PARTS) -> int:
+        assert not unasked, "cancellation needs rounds, and rounds do not look ahead"
+        momenta, versions = self._momenta, self.versions
+        momenta.live.add(reader)
+        index, elsewhere = momenta.ahead(versions.spare())
+        out, master = versions.buffers[index], versions.buffers[versions.current]
+        if self._after is not None and elsewhere:  # else it is the master copy
+            self._after(out)
+        if master.layout.buffer_segments:
+            out.copy_from(master, Kind.BUFFER)
+        if self._tables is not None:
+            self._tables.bring_up(index, master)
+            self._tables.read(reader)
+        versions.pin(reader, index)
+        return index
+
+    def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
+        self._momenta.live.add(reader)
+        self._momenta.ready = None
+        self.versions.pin(reader, index)
+
+    def whole(self, reader: int) -> int:
+        versions = self.versions
+        versions.release(reader)
+        self._momenta.ready = None
+        index, master = versions.spare(), versions.buffers[versions.current]
+        versions.buffers[index].copy_from(master, Kind.TRAINED, Kind.FROZEN, Kind.BUFFER)
+        if self._tables is not None:
+            self._tables.bring_up(index, master)
+        versions.pin(reader, index)
+        return index
+
+    def pinned_whole(self, reader: int, index: int) -> None:
+        self.versions.release(reader)
+        self._momenta.ready = None
+        self.versions.pin(reader, index)
+
+    def forget(self, reader: int) -> None:
+        self._momenta.live.discard(reader)
+        super().forget(reader)
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self._momenta.ready = None
+        self._momenta.live.clear()

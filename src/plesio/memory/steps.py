@@ -110,7 +110,7 @@ class Optimizing(Step):
 
     @property
     def one_pass(self) -> bool:  # type: ignore[override]
-        return self._optimizer.in_one_pass(0)
+        return self._optimizer.large and self._optimizer.in_one_pass(0)
 
     def share_among(self, workers: int) -> None:
         self._workers = workers
@@ -120,10 +120,10 @@ class Optimizing(Step):
         optimizer, absent = self._optimizer, came.absent
         optimizer.step_as(came.worker)
         share = self._share[min(came.folded, self._workers) - 1]
-        scales = optimizer.scales(came.scale, share)
+        scales = optimizer.scales[came.scale, share]
         if absent and optimizer.has_to_split(absent):
             optimizer.split()
-        if self._tables is None and optimizer.in_one_pass(absent):
+        if self._tables is None and optimizer.large and optimizer.in_one_pass(absent):
             optimizer.step_mean(target, current, came.slots, came.shares, scales, share, absent=absent)
             mean = came.mean(target.layout.buffer_segments)
         else:

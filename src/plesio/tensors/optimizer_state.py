@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,15 +12,15 @@ from torch.optim import SGD
 from plesio.errors import CheckpointError
 from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried, Kept, Part, TensorState, from_plain, is_small, plain
-from plesio.tensors.optimizer_spec import Groups, full_name, number, unsendable
-from plesio.tensors.server_optimizer import ServerOptimizer
+from plesio.tensors.optimizer_spec import full_name
+from plesio.tensors.pass_optimizer import PassOptimizer
 from plesio.tensors.several import parts_of
 
 COUNTS = ("step", "mu_product")
 """The numbers in the state of an optimizer that is stepped directly."""
 
 
-class StatefulOptimizer(ServerOptimizer, Part):
+class StatefulOptimizer(PassOptimizer, Part):
     """One whose state outlives it."""
 
     def kept(self) -> Kept:
@@ -41,7 +41,7 @@ class StatefulOptimizer(ServerOptimizer, Part):
                 "whole": [[key for key in one.whole if key != own] for one, own in zip(held, swapped, strict=True)],
                 "rest": [{key: plain(value) for key, value in one.rest.items()} for one in held],
                 "groups": self.groups,
-                "own": self._own(),
+                "own": self._by_torch.own(),
                 "swapped": [own if own in one.whole else "" for one, own in zip(held, swapped, strict=True)],
                 "kind": self._named(),
             },
@@ -58,17 +58,16 @@ class StatefulOptimizer(ServerOptimizer, Part):
                 "begin a new run and load weights.safetensors in the training function"
             )
         self.set_groups(numbers["groups"])
-        self._apply_groups()
+        self._by_torch.apply(self.groups)
         self._restore(numbers)
 
     def _restore(self, numbers: dict[str, Any]) -> None:
         """The state, and what the optimizer itself wrote into its groups."""
         if numbers["split"] > len(self.parameters):
             self.split()
-        for group, own in zip(self.optimizer.param_groups, numbers["own"], strict=False):
-            group.update(own)
+        self._by_torch.take(numbers["own"])
         swapped = numbers["swapped"]
-        self._at = None
+        self.known = None
         for position, parameter in enumerate(self.parameters):
             state: dict[str, Any] = {key: self._home(key)[position] for key in numbers["whole"][position]}
             state.update({key: from_plain(value) for key, value in numbers["rest"][position].items()})
@@ -87,15 +86,16 @@ class StatefulOptimizer(ServerOptimizer, Part):
         position, what is counted there, if there is a state. Of SGD, which counts nothing, how many positions have one."""
         if not self.directly:
             return self.kept().numbers
-        ats = self._at or self.at()
-        if self._at is not None and self._counts_nothing:
+        ats = self.known or self.at()
+        if self.known is not None and self._counts_nothing:
             return len(ats)
         states = [at.state for at in ats]
         return [[float(state[key]) for key in COUNTS if key in state] if state else None for state in states]
 
     def take(self, numbers: Any) -> None:
         """Go on from these numbers, with the tensors as they are."""
-        self._at, self._set_at = None, ((), 0.0)
+        self.known = None
+        self._by_torch.take([])
         self._alike.clear()  # arenas have changed since
         if not self.directly:
             self._restore(numbers)
@@ -115,7 +115,7 @@ class StatefulOptimizer(ServerOptimizer, Part):
 
     def begin_from(self, carried: Carried, arenas: Sequence[Arena]) -> None:
         """Start with copies of the state that a user's optimizer held; `arenas` hold the tensors of its keys."""
-        held, self._at = carried.held, None
+        held, self.known = carried.held, None
         if any(not held[piece.tensors[0]].same(held[other]) for piece in self._pieces for other in piece.tensors):
             self.split()  # one count would not do for them
         given = {key: self.select(arena) for key, arena in zip(carried.keys, arenas, strict=False)}
@@ -149,15 +149,13 @@ class StatefulOptimizer(ServerOptimizer, Part):
                     if source is not None and key in carried.held[tensor].whole:
                         arena.views[tensor].copy_(source.views[tensor])
 
-    def _own(self) -> Groups:
-        """Values that the optimizer itself changed in its groups, if they can be saved; without the scaled learning rate."""
-        own: Groups = []
-        for group, told in zip(self.optimizer.param_groups, self._applied, strict=True):
-            values = {key: number(value) for key, value in group.items() if key not in ("params", "lr")}
-            own.append(
-                {key: value for key, value in values.items() if not unsendable(value) and value != told.get(key)}
-            )
-        return own
+    def make_room(self, keys: Sequence[str], give_up: Callable[[str], None]) -> None:
+        """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas. `give_up` is
+        told why one cannot."""
+        for key in keys:
+            if key not in self.swapped:
+                self._home(key)
+        self._give_up = give_up
 
     def _named(self) -> str:
         """The optimizers' classes, as a checkpoint names them."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import optim
 from torch.optim import Optimizer
+
+from plesio.tensors.arena import REMEMBERED_MAX
 
 NORMALISING: tuple[type[Optimizer], ...] = (
     optim.Adam, optim.AdamW, optim.SparseAdam, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,
@@ -24,3 +28,21 @@ def scale_for(kind: type[Optimizer], scale: float, share: float) -> float:
     (0.0625, 0.125)
     """
     return scale / share**0.25 if issubclass(kind, NORMALISING) else scale
+
+
+class Scales(dict[tuple[float, float], list[float]]):
+    """By scale and share, these factors for each of several optimizers.
+
+    >>> Scales([optim.SGD, optim.Adam])[0.0625, 0.0625]
+    [0.0625, 0.125]
+    """
+
+    def __init__(self, kinds: Sequence[type[Optimizer]]) -> None:
+        super().__init__()
+        self._kinds = kinds
+
+    def __missing__(self, of: tuple[float, float]) -> list[float]:
+        if len(self) > REMEMBERED_MAX:
+            self.clear()
+        scales = self[of] = [scale_for(kind, *of) for kind in self._kinds]
+        return scales

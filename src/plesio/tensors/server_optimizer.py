@@ -21,16 +21,13 @@ from plesio.tensors.adam import Numbers, adam_step, begin, count, decouples, num
 from plesio.tensors.adam import keys as moments
 from plesio.tensors.arena import REMEMBERED_MAX, Arena, Kind, flattened
 from plesio.tensors.carrying import is_small, is_whole
-from plesio.tensors.one_pass import LARGE, NOT_AHEAD, Pass, PassAhead, kernels
+from plesio.tensors.one_pass import LARGE
 from plesio.tensors.optimizer_spec import Groups, OptimizerSpec
-from plesio.tensors.pieces import StepPiece, build, kinds_of, no_global_hooks, pieces_of
-from plesio.tensors.rate_scale import NORMALISING, scale_for
+from plesio.tensors.pieces import StepPiece, kinds_of, pieces_of
+from plesio.tensors.rate_scale import NORMALISING, Scales
 from plesio.tensors.rows import NO_ROWS
 from plesio.tensors.sgd import MOMENTUM, sgd_step
-from plesio.tensors.undo import Undo
-
-FUSED: tuple[type[Optimizer], ...] = (optim.Adagrad,)
-"""Those that use torch's fused kernel in a large model: 7-10 times faster, but the last bit differs from the plain loop's."""
+from plesio.tensors.torch_step import TorchStep
 
 
 class At(NamedTuple):
@@ -44,12 +41,17 @@ class At(NamedTuple):
     table: bool
 
 
+class OwnMomentum(NamedTuple):
+    """What look-ahead swaps in for one worker, and the positions where that has begun."""
+
+    arena: Arena
+    begun: set[int]
+
+
 class ServerOptimizer:
     """A user's optimizer over the trained segments of `arena`, whose values some optimizers read when they are built."""
 
-    def __init__(
-        self, specs: Sequence[OptimizerSpec], arena: Arena, new_arena: Callable[[], Arena], threads: int = 1
-    ) -> None:
+    def __init__(self, specs: Sequence[OptimizerSpec], arena: Arena, new_arena: Callable[[], Arena]) -> None:
         given = [group for spec in specs for group in spec.groups]
         self.kinds = kinds_of(specs)
         """Of which class each group's optimizer is."""
@@ -59,26 +61,22 @@ class ServerOptimizer:
         """Where the tensors of its state lie, by key."""
         self.swapped: list[str | None] = [None] * len(given)
         """By group: the key that look-ahead swaps for each worker's own."""
-        self._scales: dict[tuple[float, float], list[float]] = {}
+        self._momenta: Sequence[OwnMomentum] = ()
+        self.scales = Scales(self.kinds)
+        """By group the factor of the learning rate, of a scale and a share."""
+        self.known: list[At] | None = None
+        """What `at` found, if that holds still."""
         self._step_on(pieces_of(arena.layout, self.kinds, given))
         self._give_up: Callable[[str], None] | None = None
         self.copies_always = False
         """Whether versions are changed behind this optimizer's back, so that what it left alone is to be copied."""
         self._flat = all(piece.flat for piece in self._pieces)
-        chose = any(group.get("fused") is not None or group.get("foreach") for group in given)
-        by_rows = {piece.group for piece in self._pieces if piece.table}
         dense = zip(self.parameters, self._pieces, strict=True)
         elements = sum(one.numel() for one, piece in dense if not piece.table)
-        self._fused = [
-            kind in FUSED and elements >= LARGE and not chose and group not in by_rows
-            for group, kind in enumerate(self.kinds)
-        ]
-        self.optimizer = build(specs, self._group_of, self.parameters)
+        self._by_torch = TorchStep(specs, self._pieces, self.parameters, elements >= LARGE)
+        self.optimizer = self._by_torch.optimizer
         self.large = elements >= LARGE and all(one.is_cpu for one in self.parameters)
         """Whether its arithmetic is that of compiled kernels, with them or without."""
-        fast = kernels() if self.large else None
-        self._pass = Pass(fast, threads) if fast is not None else None
-        self._applied = given  # the settings last written into the optimizer's groups
         self._sent: dict[int, Groups] = {}  # by worker
         self.set_groups(given)
         self._move_state()  # some (Adagrad) allocate state before their first step
@@ -121,28 +119,14 @@ class ServerOptimizer:
 
     def set_groups(self, groups: Groups) -> None:
         self._given = groups
-        self.groups = groups
-        self._at: list[At] | None = None
-        if any(self._fused):
-            self.groups = [
-                {**one, "fused": True} if fused else one for one, fused in zip(groups, self._fused, strict=True)
-            ]
-        self._set_at: tuple[Sequence[float], float] = ((), 0.0)
+        self.groups = self._by_torch.as_set(groups)
+        self.known = None
         self.directly = self._flat and all(map(_directly, self.kinds, groups))
         """Whether its arithmetic is plesio's own, which leaves gradients as they are."""
         self._counts_nothing = all(kind is optim.SGD for kind in self.kinds)
         self._decay = [
             issubclass(kind, NORMALISING) and decouples(one) for kind, one in zip(self.kinds, groups, strict=True)
         ]
-
-    def scales(self, scale: float, share: float) -> Sequence[float]:
-        """By group: the factor of the learning rate, as `scale_for` has it."""
-        known = self._scales.get((scale, share))
-        if known is None:
-            if len(self._scales) > REMEMBERED_MAX:
-                self._scales.clear()
-            known = self._scales[scale, share] = [scale_for(kind, scale, share) for kind in self.kinds]
-        return known
 
     def step(
         self,
@@ -153,17 +137,21 @@ class ServerOptimizer:
         absent: int = 0,
         rows: Mapping[int, torch.Tensor] = NO_ROWS,
         share: float = 1.0,
+        own: OwnMomentum | None = None,
     ) -> None:
         """`target` = `current` after one step with `gradient`, at `scales` times the groups' learning rates; both may be one.
 
         Tables are the same in both; their gradients are in `rows`, by tensor.
 
         The `absent` tensors (`plesio.tensors.tensor_set`) are left alone, with their state; they are not in parts of pieces.
-        Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006).
+        Weights that decay by themselves do so by their `share` of the workers, k/N (docs/decisions/0006). `own`: what look-ahead
+        swaps in.
         """
         lacking = self._left_alone(absent) if absent or self._alike else self._lacking[0]
+        if own is not None:
+            self._swap_in(own, lacking)
         if self.directly:
-            self._step_directly(target, current, gradient, scales, lacking, share)
+            self._step_directly(target, current, gradient, scales, lacking, share, own)
             return
         if target is not current and not absent:
             target.copy_from(current, Kind.TRAINED)
@@ -173,14 +161,6 @@ class ServerOptimizer:
                     self.leave(position, target, current)
                 elif not self._pieces[position].table:
                     new.copy_(old)
-        if (scales, share) != self._set_at:
-            self._set_at = scales, share
-            self._apply_groups()
-            told = zip(self.optimizer.param_groups, self.groups, scales, self._decay, strict=True)
-            for group, settings, scale, decays in told:
-                group["lr"] = settings["lr"] * scale
-                if decays:
-                    group["weight_decay"] = settings["weight_decay"] * share**0.25
         for parameter, weight, slope, lacks in zip(
             self.parameters, self.select(target), self.select(gradient), lacking, strict=True
         ):
@@ -188,46 +168,34 @@ class ServerOptimizer:
             parameter.grad = None if lacks else slope
         for position, place in self._table_positions:
             self.parameters[position].grad = rows.get(place)
-        with no_global_hooks():
-            self.optimizer.step()
+        self._by_torch.step(self.groups, scales, self._decay, share)
         self._move_state()
+        if own is not None:
+            self._swap_out(own, lacking)
 
-    def in_one_pass(self, absent: int) -> bool:
-        """Whether `step_mean` can fold a contribution that lacks these tensors."""
-        return self._pass is not None and self.directly and self._whole and not self.has_to_split(absent)
+    # What look-ahead swaps
 
-    def step_mean(
-        self,
-        target: Arena,
-        current: Arena,
-        slots: Sequence[Arena],
-        shares: Sequence[float],
-        scales: Sequence[float],
-        share: float = 1.0,
-        owns: Sequence[torch.Tensor] = (),
-        ahead: Callable[[int], PassAhead] = lambda _: NOT_AHEAD,
-        absent: int = 0,
-    ) -> list[Any]:
-        """As `step` with the weighted mean of what lies in the slots, in one pass over memory. By position, `owns` are a
-        worker's own momenta, and `ahead` tells what look-ahead wants; returned are the sums of the gaps (None: left alone)."""
-        assert self._pass is not None, "in_one_pass was asked"
-        gaps: list[Any] = []
-        lacking = self._left_alone(absent)
-        for position, (new, old) in enumerate(zip(self.select(target), self.select(current), strict=True)):
-            if lacking[position]:
-                self.leave(position, target, current)
-                gaps.append(None)
+    def swap(self, keys: list[str | None], momenta: Sequence[OwnMomentum]) -> None:
+        """By group the key, and what there is of each worker."""
+        self.swapped, self._momenta = keys, momenta
+
+    def _swap_in(self, own: OwnMomentum, lacking: Sequence[bool]) -> None:
+        for position, (at, momentum) in enumerate(zip(self.at(), self.select(own.arena), strict=True)):
+            if at.swapped in at.state:
+                damped = at.group.get("dampening")  # torch does not dampen a first gradient: None makes it start one
+                at.state[at.swapped] = momentum if not damped or position in own.begun else None
+            if self.directly and at.swapped is not None and at.group.get("momentum") and not lacking[position]:
+                own.begun.add(position)  # its first one is made there
+
+    def _swap_out(self, own: OwnMomentum, lacking: Sequence[bool]) -> None:
+        """At its first step torch's optimizer makes a momentum itself: copy it."""
+        for position, (at, momentum) in enumerate(zip(self.at(), self.select(own.arena), strict=True)):
+            if at.swapped is None or lacking[position] or (value := at.state.get(at.swapped)) is None:
                 continue
-            came = [self.select(slot)[position] for slot in slots]
-            group, rate = self.group_of(position), self._rate(position, scales)
-            own = owns[position] if owns else None
-            if self.kinds[self._group_of[position]] is optim.SGD:
-                momentum, first = self._momentum(position, own)
-                gaps.append(self._pass.sgd(new, old, came, shares, momentum, first, group, rate, ahead(position)))
-            else:
-                state, by = self._counted(position, rate, share, own)
-                gaps.append(self._pass.adam(new, old, came, shares, state, by, ahead(position)))
-        return gaps
+            if value.data_ptr() != momentum.data_ptr():
+                at.state[at.swapped] = momentum.copy_(value)
+            if at.group.get("momentum"):
+                own.begun.add(position)
 
     def pieces_lacking(self, absent: int) -> list[bool]:
         """By position, whether all of it is absent."""
@@ -258,13 +226,17 @@ class ServerOptimizer:
         """Whether these are only a part of the tensors that are stepped on as one."""
         return absent not in self._lacking and any(0 < absent & piece.bits < piece.bits for piece in self._pieces)
 
-    def split(self) -> list[int]:
-        """Step on each of the model's tensors by itself from now on; by its new position, the position that it was a part of."""
+    def split(self) -> None:
+        """Step on each of the model's tensors by itself from now on."""
         pieces, parameters, states = self._pieces, self.parameters, dict(self.optimizer.state)
         was = [position for position, piece in enumerate(pieces) for _ in piece.tensors]
         self._step_on([part for piece in pieces for part in piece.parts()])
         self.optimizer.state = defaultdict(dict)
-        self._at = None
+        self.known = None
+        for own in self._momenta:
+            begun = {new for new, old in enumerate(was) if old in own.begun}
+            own.begun.clear()
+            own.begun.update(begun)
         for index, group in enumerate(self.optimizer.param_groups):
             group["params"] = [one for one, of in zip(self.parameters, self._group_of, strict=True) if of == index]
         for position, (parameter, old) in enumerate(zip(self.parameters, was, strict=True)):
@@ -275,16 +247,6 @@ class ServerOptimizer:
                     own = key == self.swapped_of(position)
                     part = torch.zeros_like(parameter) if own else self._home(key)[position]
                 self.optimizer.state[parameter][key] = part
-        return was
-
-    def _apply_groups(self) -> None:
-        """Update changed settings only: some optimizers keep values of their own, such as a step count, in a group."""
-        if self._applied is self.groups:
-            return
-        for group, told, settings in zip(self.optimizer.param_groups, self._applied, self.groups, strict=True):
-            news = {key: value for key, value in settings.items() if key not in told or told[key] != value}
-            group.update(news)
-        self._applied = self.groups
 
     def _step_directly(
         self,
@@ -294,19 +256,22 @@ class ServerOptimizer:
         scales: Sequence[float],
         lacking: Sequence[bool],
         share: float,
+        own: OwnMomentum | None,
     ) -> None:
+        momenta = self.select(own.arena) if own is not None else None
         tensors = zip(self.select(target), self.select(current), self.select(gradient), strict=True)
         for position, (new, old, slope) in enumerate(tensors):
             number = self._group_of[position]
             group = self.groups[number]
             rate = float(group["lr"]) * scales[number]
+            mine = momenta[position] if momenta is not None else None
             if lacking[position]:
                 self.leave(position, target, current)
             elif self.kinds[number] is optim.SGD:
-                momentum, first = self._momentum(position) if group["momentum"] else (None, False)
+                momentum, first = self._momentum(position, mine) if group["momentum"] else (None, False)
                 sgd_step(new, old, slope, momentum, first, group, rate)
             else:
-                adam_step(new, old, slope, *self._counted(position, rate, share))
+                adam_step(new, old, slope, *self._counted(position, rate, share, mine))
 
     def _rate(self, position: int, scales: Sequence[float]) -> float:
         group = self._group_of[position]
@@ -349,6 +314,11 @@ class ServerOptimizer:
         group = self.group_of(position)
         return numbers_of(self.state_of(position), group, group["lr"], group["lr"], self.large)
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether what comes was begun by a process that died."""
+        return False
+
     def _new_state(self, position: int, key: str, own: torch.Tensor | None) -> torch.Tensor:
         if self.swapped_of(position) != key:
             return self._home(key)[position]
@@ -382,45 +352,21 @@ class ServerOptimizer:
             self.state_arenas[key] = self._new_arena()
         return self.select(self.state_arenas[key])
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the pass that comes was begun by a process that died."""
-        undo = self._pass.undo if self._pass is not None else None
-        return undo is not None and undo.goes_on
-
-    def undo(self) -> Undo | None:
-        """What its passes can be kept in, if it steps in passes."""
-        fast, by = kernels() if self._pass is not None else None, self._pass
-        return Undo(fast, self._arena.layout, by.threads) if fast is not None and by is not None else None
-
-    def undo_by(self, undo: Undo | None) -> None:
-        """The passes that come are kept there."""
-        assert self._pass is not None, "it steps in passes"
-        self._pass.undo = undo
-
-    def make_room(self, keys: Sequence[str], give_up: Callable[[str], None]) -> None:
-        """For the state of these keys, of which look-ahead swaps none: from now on all of its tensors lie in arenas. `give_up` is
-        told why one cannot."""
-        for key in keys:
-            if key not in self.swapped:
-                self._home(key)
-        self._give_up = give_up
-
     def group_of(self, position: int) -> dict[str, Any]:
         """The hyper-parameters of parameter `position`, as the user gave them."""
         return self.groups[self._group_of[position]]
 
     def at(self) -> list[At]:
         """What there is at each position."""
-        if self._at is not None:
-            return self._at
+        if self.known is not None:
+            return self.known
         state, groups, swapped = self.optimizer.state, self.groups, self.swapped
         ats = [
             At(state.get(parameter, {}), swapped[piece.group], groups[piece.group], piece.group, piece.table)
             for parameter, piece in zip(self.parameters, self._pieces, strict=True)
         ]
         if all(at.state for at in ats):  # else it is made yet
-            self._at = ats
+            self.known = ats
         return ats
 
     def swapped_of(self, position: int) -> str | None:
