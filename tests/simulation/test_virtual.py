@@ -39,7 +39,7 @@ from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker
 from plesio.memory.port import Memory
-from plesio.protocol.launcher import Final
+from plesio.protocol.launcher import Final, SwitchRequest
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
@@ -358,7 +358,7 @@ def test_a_straggler_holds_others_back_until_its_phase_ends() -> None:
 def test_a_run_goes_over_to_another_phase_when_that_is_asked_for() -> None:
     strategy, cluster = ps.phases(ps.async_sgd(), ps.local_sgd(3)), cluster_of(Constant(1.0), Constant(4.0))
     run = VirtualRun(strategy, cluster, timed_workers(cluster, strategy, 0), limits={"seconds": 60.5})
-    run.clock.at(9.5, lambda why: run.switch(1, why), "it was asked for")
+    run.clock.at(9.5, lambda why: run.order(SwitchRequest(1, why)), "it was asked for")
     final = run.run()
     assert [one.time_s for one in run.incidents] == [12.0]
     assert "from async_sgd to local_sgd(every 3 steps) at version 13 (after 2.50 s" in run.incidents[0].what
@@ -366,7 +366,7 @@ def test_a_run_goes_over_to_another_phase_when_that_is_asked_for() -> None:
     assert final.version == 13 + 4
     assert final.workers[0].wait_s == 2.0 + 4 * 9.0
     with pytest.raises(StrategyError, match=r"phase 2: the run has 0 \(async_sgd\), 1 \(local_sgd"):
-        run.switch(2)
+        run.order(SwitchRequest(2))
 
 
 # A worker that goes on

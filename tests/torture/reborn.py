@@ -29,7 +29,6 @@ import msgspec
 from plesio.core.events import Effect, Event, Fold, Joined, Switch
 from plesio.host.recovery_log import _FREE, RecoveryLog
 from plesio.protocol.worker import RowsRequest
-from plesio.server.capabilities.tables import Tables
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken
 from torture.plan import DEATHS_WITHIN_S
@@ -290,7 +289,7 @@ class Reborn(Server):
                 self._take_in(what, payload)
 
     def _give_rows(self, wants: WantsRows) -> None:
-        self.program.of(Tables).wants_rows(wants.worker, wants.incarnation, wants.request, self.now_s())
+        self.program.wanted(wants.worker, wants.incarnation, wants.request, self.now_s())
         self.oracle.settled(self.sequencer)
 
     # What is done through the log

@@ -29,8 +29,8 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
-from plesio.protocol.worker import Aside, Contribution, LeaseReply, RowsServed
-from plesio.server.capabilities.phases import PhaseChanges
+from plesio.protocol.launcher import SwitchRequest
+from plesio.protocol.worker import Aside, Contribution, LeaseReply, Supply
 from plesio.server.interfaces import Replies
 from plesio.server.program import Program
 from plesio.transport.doorbell import Located
@@ -143,7 +143,7 @@ class Server(Memory, Replies):
 
     def _ask_for(self, phase: int) -> None:
         self._payload = NEVER
-        self.program.of(PhaseChanges).switch(phase, self.now_s())
+        self.program.order(SwitchRequest(phase), self.now_s())
         self.oracle.settled(self.sequencer)
 
     def _tick(self, _: object, __: object) -> None:
@@ -259,7 +259,7 @@ class Server(Memory, Replies):
         self.service.called_off(cancel)
         return self.now_s()
 
-    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
+    def supplied(self, worker: int, reply: Supply) -> None:
         """Data for a worker."""
         assert isinstance(reply, LeaseReply), "there are no tables"
         self.service.leased(Leased(worker, reply.batches, reply.epoch))

@@ -162,8 +162,11 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     choices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-ToServer = Hello | Ready | LeaseRequest | RowsRequest | StateWanted | GroupWanted
-ToWorker = Welcome | Refused | LeaseReply | RowsServed | StateGiven | GroupGiven
+Need = LeaseRequest | RowsRequest
+"""What a worker asks for to compute with."""
+Supply = LeaseReply | RowsServed
+ToServer = Hello | Ready | Need | StateWanted | GroupWanted
+ToWorker = Welcome | Refused | Supply | StateGiven | GroupGiven
 
 
 # On the pipes

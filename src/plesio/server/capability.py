@@ -5,6 +5,9 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | it gives    | and the program                                                                               |
 | ----------- | --------------------------------------------------------------------------------------------- |
 | `actions`   | does effects of these kinds by it                                                             |
+| `supplies`  | has it supply workers that need something of these kinds                                      |
+| `orders`    | has it do what whoever watches the run orders, of these kinds                                 |
+| `nbytes`    | asks it how many bytes go with these messages, but for parameters (in virtual time)           |
 | `begun`     | calls it when there is a model                                                                |
 | `went_back` | calls it when the run goes on from a checkpoint, and nobody is a member                       |
 | `joined`    | calls it when a process has taken a worker's seat, before the sequencer hears of it           |
@@ -12,8 +15,9 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | `folded`    | calls it when a version is made                                                               |
 | `discarded` | calls it when a contribution is not to count                                                  |
 | `unsettled` | writes no checkpoint while it holds                                                           |
+| `left_over` | hands files with these descriptors over at the end, too                                       |
 
-The program asks at its start who gives what (`those_with`). Drivers reach a capability by `Program.of`.
+The program asks at its start who gives what (`those_with`). Drivers know the program alone.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from plesio.server.interfaces import Replies
 from plesio.server.recording import Recorder
 from plesio.strategy import Strategy
 
+Supplies = Callable[[int, int, Any, float], bool]
+"""Whether a worker is a member: by worker, incarnation, what it needs, and the time."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -57,6 +63,10 @@ class Capability:
     """One that gives nothing, of the run that `program` serves."""
 
     actions: Mapping[type, Callable[[Any], None]] = {}
+    supplies: Mapping[type, Supplies] = {}
+    orders: Mapping[type, Callable[[Any, float], None]] = {}
+    nbytes: Mapping[type, Callable[[int, Any], int]] = {}
+    """Of a contribution, by worker and message; of a supply, by worker and what it asked."""
 
     def __init__(self, program: Serving) -> None:
         self.program = program
@@ -76,6 +86,9 @@ class Capability:
     def discarded(self, discard: Discard) -> None: ...
     def unsettled(self) -> bool:
         return False
+
+    def left_over(self) -> tuple[int, ...]:
+        return ()
 
 
 def those_with(given: Iterable[Capability], hook: Callable[Concatenate[Any, P], R]) -> tuple[Callable[P, R], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plesio.core.events import Cancel, Discard, Evict, Grant
 from plesio.protocol.launcher import RoundMade
-from plesio.protocol.worker import LeaseReply, RowsServed
+from plesio.protocol.worker import Supply
 from plesio.transport.doorbell import Located
 
 
@@ -30,7 +30,7 @@ class Replies:
     def wake_at(self, time_s: float) -> None:
         """`Ticked` is to be told at `time_s`; at infinity: no longer."""
 
-    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
+    def supplied(self, worker: int, reply: Supply) -> None:
         """A worker gets data, or is told that there is none; or its rows of tables lie in its slot."""
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import nan
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -49,7 +49,7 @@ from plesio.observe.meter import Meter
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import RoundMade, StopRequest, Trouble, Writing
+from plesio.protocol.launcher import RoundMade, StopRequest, ToServer, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -58,12 +58,13 @@ from plesio.protocol.worker import (
     GoOn,
     LeaseReply,
     LeaseRequest,
+    Need,
     Riding,
 )
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
 from plesio.server.capabilities import capabilities_of
-from plesio.server.capability import Capability, those_with
+from plesio.server.capability import Capability, Supplies, those_with
 from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import WorkerProgress
@@ -80,8 +81,6 @@ WHOLE_ROUND_S = 1.0
 NO_ANSWER = Located(GoOn(0, False, Verdict.TAKEN), 0)
 """To who asks for something else than to go on."""
 BEGUN_ANEW = "the workers have begun anew"
-
-C = TypeVar("C", bound=Capability)
 
 
 class Program:
@@ -140,12 +139,14 @@ class Program:
         self._left_s: dict[int, float] = {}  # by worker
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
         self.go_by_phase()
-        self._capabilities = capabilities_of(self)
-        able = self._capabilities.values()
+        able = capabilities_of(self)
         self._begun, self._went_back = those_with(able, Capability.begun), those_with(able, Capability.went_back)
         self._joined, self._came = those_with(able, Capability.joined), those_with(able, Capability.came)
         self._folded, self._discarded = those_with(able, Capability.folded), those_with(able, Capability.discarded)
-        self._unsettled = those_with(able, Capability.unsettled)
+        self._unsettled, self._left_over = (
+            those_with(able, Capability.unsettled),
+            those_with(able, Capability.left_over),
+        )
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -163,14 +164,18 @@ class Program:
             events.Short: self._is_short,
         }
         """What is done of each kind of effect."""
+        self._supplies: dict[type, Supplies] = {LeaseRequest: self._lease}
+        self._orders: dict[type, Callable[[Any, float], None]] = {}
+        self._nbytes: dict[type, Callable[[int, Any], int]] = {}
         for one in able:
             self.actions |= one.actions
+            self._supplies |= one.supplies
+            self._orders |= one.orders
+            self._nbytes |= one.nbytes
 
-    def of(self, kind: type[C]) -> C:
-        """What the run is able to do of this kind."""
-        found = self._capabilities[kind]
-        assert isinstance(found, kind), "by its kind"
-        return found
+    def nbytes(self, kind: type, worker: int, about: Any) -> int:
+        """What goes over the line with a message of this `kind`, but for parameters; `about`: what the worker said."""
+        return self._nbytes[kind](worker, about) if kind in self._nbytes else 0
 
     def go_by_phase(self) -> None:
         """The strategy of the sequencer's phase holds from now on."""
@@ -236,6 +241,10 @@ class Program:
         self.receive(events.RoundBegins(clients), now_s)
         if self._timing.waits:
             self.keep(now_s)
+
+    def order(self, order: ToServer, now_s: float) -> None:
+        """Whoever watches the run wants what it is able to do."""
+        self._orders[type(order)](order, now_s)
 
     def close_memory(self) -> None:
         self.begun = False
@@ -340,6 +349,10 @@ class Program:
         self._writes(False)
         self.recorder.end(self.version, now_s)
 
+    def left_over(self) -> tuple[int, ...]:
+        """The descriptors of files with what is left beside the parameters."""
+        return tuple(one for left_over in self._left_over for one in left_over())
+
     @property
     def version(self) -> int:
         return self.sequencer.version
@@ -431,7 +444,11 @@ class Program:
         self.meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
 
-    def lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
+    def wanted(self, worker: int, incarnation: int, need: Need, now_s: float) -> bool:
+        """It needs something to go on with; whether it is a member."""
+        return self._supplies[type(need)](worker, incarnation, need, now_s)
+
+    def _lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under
         way, which would be a smaller one else, and to who has to come to an exchange for the last checkpoint."""
         most = asked.most

@@ -12,7 +12,6 @@ from plesio.core.events import Effect, Fold, FoldRows, Hold, Joined, Pushed
 from plesio.launch.local.table_links import TableLink
 from plesio.memory.row_servers import RowServers
 from plesio.protocol.worker import RowsRequest
-from plesio.server.capabilities.tables import Tables
 from plesio.transport.channel import ChannelClosedError
 from plesio.transport.row_slots import RowSlots
 from torture.model import Image
@@ -96,7 +95,7 @@ class RowServer(TurnsAway):
         self.oracle.now_s = self.agenda.now_s
         self._rows.judge.wanted(worker, request)
         try:
-            self.program.of(Tables).wants_rows(worker, incarnation, request, self.now_s())
+            self.program.wanted(worker, incarnation, request, self.now_s())
             self.oracle.settled(self.sequencer)
         except Crash:
             self._crash()

@@ -36,8 +36,6 @@ from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
-from plesio.server.capabilities.phases import PhaseChanges
-from plesio.server.capabilities.tables import Tables
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
@@ -176,7 +174,7 @@ class Server(Replies):
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
 
-    def supplied(self, worker: int, reply: protocol.LeaseReply | protocol.RowsServed) -> None:
+    def supplied(self, worker: int, reply: protocol.Supply) -> None:
         self._line(worker).say(reply)
 
     def round_ended(self, made: RoundMade) -> None:
@@ -314,14 +312,14 @@ class Server(Replies):
                 self.program.keep(self.now_s())
             case launcher.Measure(window_s):
                 self.tell_engine(self._figures.lately(self.now_s(), window_s))
-            case launcher.SwitchRequest(phase, why):
-                self.program.of(PhaseChanges).switch(phase, self.now_s(), why)
             case launcher.Emptied(worker):
                 self._lost(self._line(worker))
             case launcher.Stop():
                 if self._opening.blocks is not None:
                     self._opening.blocks.board.stopped = 1
                 self.program.stop(self.now_s())
+            case _:
+                self.program.order(message, self.now_s())
 
     def _scale(self, workers: int) -> None:
         """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""
@@ -375,18 +373,16 @@ class Server(Replies):
                 except PlesioError as error:
                     self._refuse(line, error)
 
-    def _give(self, line: Line, request: protocol.LeaseRequest | protocol.RowsRequest) -> None:
+    def _give(self, line: Line, need: protocol.Need) -> None:
         if line.gone:
             return
-        if isinstance(request, protocol.RowsRequest):
-            try:
-                self.program.of(Tables).wants_rows(line.worker, line.incarnation, request, self.now_s())
-            except ConfigurationError as error:  # its worker has looked, too
-                self._cut_off(line, error)
-        elif line.leaving:
+        if line.leaving and isinstance(need, protocol.LeaseRequest):
             line.say(protocol.LeaseReply(stop=True))
-        else:
-            self.program.lease(line.worker, line.incarnation, request, self.now_s())
+            return
+        try:
+            self.program.wanted(line.worker, line.incarnation, need, self.now_s())
+        except ConfigurationError as error:  # its worker has looked, too
+            self._cut_off(line, error)
 
     def _from_doorbell(self, line: Line) -> None:
         try:
@@ -455,7 +451,7 @@ class Server(Replies):
         lies = machine.view(ENGINE, final=True)
         program.close(self.now_s())
         figures = self._figures.final(self.now_s(), lies, machine.blocks.model)
-        self.engine.send(figures, (machine.blocks.ring_descriptor, *program.of(Tables).handed_over()))
+        self.engine.send(figures, (machine.blocks.ring_descriptor, *program.left_over()))
         self._snapshots.see_out(self._timeout_s)
 
     def _tell(self, message: Trouble | Writing | StopRequest) -> None:

@@ -53,9 +53,8 @@ from plesio.protocol.worker import (
     LeaseRequest,
     Ready,
     RowsRequest,
-    RowsServed,
+    Supply,
 )
-from plesio.server.capabilities.tables import Tables
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.keeping import Keeping
@@ -309,7 +308,7 @@ class _Replay(Replies):
             asked = seat.rows_asked if event.ahead else seat.request
             if not isinstance(asked, RowsRequest) or asked.number != event.number:
                 raise self._otherwise(seat, event)
-            program.of(Tables).wants_rows(worker, event.incarnation, asked, time_s)
+            program.wanted(worker, event.incarnation, asked, time_s)
         else:  # one under way when its worker was evicted: the sequencer, too, takes no notice of it
             otherwise = isinstance(event, events.LeaseWanted) and not answers(event, seat.request)
             if holds and otherwise and not seat.asked_ahead:
@@ -369,7 +368,7 @@ class _Replay(Replies):
         """It goes on when the journal says that it heard of that."""
         self._seats[cancel.worker].called_off.append(answer)
 
-    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
+    def supplied(self, worker: int, reply: Supply) -> None:
         self._answered.append((self._seats[worker], reply))
 
     def evicted(self, evict: events.Evict) -> None:

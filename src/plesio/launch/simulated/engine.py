@@ -36,8 +36,8 @@ from plesio.observe.clients import Visit
 from plesio.observe.summary import Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import RoundMade
-from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
+from plesio.protocol.launcher import RoundMade, SwitchRequest
+from plesio.protocol.worker import Contribution, LeaseRequest, Need, RowsRequest, Supply
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
@@ -109,7 +109,7 @@ class SimulatedEngine:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
         if phases := phase_names(self._strategy):
-            self.live.phases, self.live.switcher = phases, lambda phase, why: self.run_of.switch(phase, why)
+            self.live.phases, self.live.switcher = phases, lambda *asked: self.run_of.order(SwitchRequest(*asked))
         holds = self.checkpointer.holds or bool(cluster.turns())
         if job.config.strategy.chooses is not None:
             choose_in(self.run_of, job.config.strategy)
@@ -221,8 +221,8 @@ class _Participant(Watcher, Participant):
     def go_on(self, answer: Answer, told: Located, now_s: float) -> tuple[float, Request]:
         assert self._worker is not None, "it began"
         self.timer.time_s = now_s
-        request = self._worker.resume(answer if isinstance(answer, LeaseReply | RowsServed | bool) else told)
-        asks = Contribution | LeaseRequest | RowsRequest | Peek | None
+        request = self._worker.resume(answer if isinstance(answer, Supply | bool) else told)
+        asks = Contribution | Need | Peek | None
         assert isinstance(request, asks), "a step is called off by its answer"
         if request is None:
             self._finished()

@@ -17,7 +17,7 @@ from plesio.launch.simulated.whatif import ADVICE_STEPS, CLOSE, Prediction, misf
 from plesio.observe.amounts import duration
 from plesio.observe.summary import Span, Summary
 from plesio.observe.times import Measured, measured
-from plesio.protocol.launcher import Lately
+from plesio.protocol.launcher import Lately, SwitchRequest
 from plesio.strategy import Strategy
 from plesio.strategy.measured import how_near
 
@@ -116,6 +116,6 @@ def choose_in(run: VirtualRun, strategy: Strategy) -> None:
     def choose(now_s: float) -> None:
         found = automatic.hear(now_s, run.figures.lately(now_s, every_s), run.program.sequencer.workers)
         if found is not None:
-            run.switch(*found)
+            run.order(SwitchRequest(*found))
 
     run.clock.repeat(every_s, every_s, choose)

@@ -36,14 +36,12 @@ from plesio.errors import ConfigurationError, PlesioError, error_class
 from plesio.launch.one_process.greenlets import Peek
 from plesio.launch.simulated.clock import Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
-from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State
+from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State, kind_of
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
-from plesio.protocol.launcher import Final, Progress, RoundMade, StopRequest, Trouble, Writing
-from plesio.protocol.worker import Contribution, GoOn, LeaseReply, LeaseRequest, RowsRequest, RowsServed
-from plesio.server.capabilities.phases import PhaseChanges
-from plesio.server.capabilities.tables import Tables
+from plesio.protocol.launcher import Final, Progress, RoundMade, StopRequest, ToServer, Trouble, Writing
+from plesio.protocol.worker import Contribution, GoOn, Need, Supply
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
 from plesio.server.interfaces import Replies
@@ -157,9 +155,9 @@ class VirtualRun(Replies):
         """End the run after what is being done now; the first reason counts."""
         self.ended = self.ended or why
 
-    def switch(self, phase: int, why: str = "") -> None:
-        """Have the run go over to another phase of its strategy."""
-        self.program.of(PhaseChanges).switch(phase, self.clock.now_s, why)
+    def order(self, order: ToServer) -> None:
+        """Have the run do what whoever watches it wants."""
+        self.program.order(order, self.clock.now_s)
         self._settle()
 
     def end_at(self, time_s: float, why: str, worker: int) -> None:
@@ -185,7 +183,7 @@ class VirtualRun(Replies):
         elif seat.waiting is not None and not worker.in_flight:
             meter.ended_held(now_s)
         elif worker.latest.request is not None:
-            computes = not isinstance(worker.latest.request, LeaseRequest | RowsRequest)
+            computes = not isinstance(worker.latest.request, Need)
             meter.ended_amid(now_s, worker.latest.ready_s if computes else now_s)
 
     def _final(self) -> Final:
@@ -296,7 +294,7 @@ class VirtualRun(Replies):
         if request is Peek.LOOK:
             self.clock.at(ready_s, self._goes_on, message)
             return
-        if request is Peek.TAKE or (isinstance(request, LeaseRequest | RowsRequest) and request.ahead):  # sent by now
+        if request is Peek.TAKE or (isinstance(request, Need) and request.ahead):  # sent by now
             self._hand_over(index)
             return
         if isinstance(request, Contribution):
@@ -321,33 +319,28 @@ class VirtualRun(Replies):
         self._go_on(message.worker, came, NO_ANSWER, self.clock.now_s)
 
     def _hand_over(self, index: int) -> None:
-        """A worker that waits for its data, or for the answer to its last contribution, has it, if that is decided."""
+        """A worker that waits for what it needs, or for the answer to its last contribution, has it, if that is decided."""
         worker, meter = self._workers[index], self.meter.workers[index]
         if worker.latest is None:
             return
         asked_s, request = worker.latest.ready_s, worker.latest.request
-        if worker.lease is not None and isinstance(request, LeaseRequest):
-            (reply, has_it_s), worker.lease = worker.lease, None
-            meter.fetched(asked_s, has_it_s)
-            self._go_on(index, reply, NO_ANSWER, max(asked_s, has_it_s))
-        elif isinstance(request, RowsRequest) and request.ahead in worker.rows:
-            has_it_s = worker.rows.pop(request.ahead)
-            meter.fetched(asked_s, has_it_s)
-            self._go_on(index, RowsServed(), NO_ANSWER, max(asked_s, has_it_s))
+        if isinstance(request, Need):
+            if (supplied := worker.supplied.pop(kind_of(request), None)) is not None:
+                meter.fetched(asked_s, supplied[1])
+                self._go_on(index, supplied[0], NO_ANSWER, max(asked_s, supplied[1]))
         elif worker.answer is not None and request is Peek.TAKE:
             (grant, told, has_it_s), worker.answer, worker.in_flight = worker.answer, None, False
             meter.fetched(asked_s, has_it_s, meter.released_s)
             self._go_on(index, grant, told, max(asked_s, has_it_s))
 
     def _push_nbytes(self, index: int, made: Contribution) -> int:
-        memory = self.program.memory
-        rows = memory.rows.nbytes_pushed(index, made.number) if memory.rows is not None else 0
-        return rows + (memory.push_bytes.get(made.beside.part) or self.push_nbytes)
+        beside = self.program.nbytes(Contribution, index, made)
+        return beside + (self.program.memory.push_bytes.get(made.beside.part) or self.push_nbytes)
 
-    def ask_ahead(self, index: int, sent_s: float, request: LeaseRequest | RowsRequest) -> None:
-        """A worker asks for data, or for rows of tables, at `sent_s` and goes on."""
+    def ask_ahead(self, index: int, sent_s: float, need: Need) -> None:
+        """A worker asks for what it needs at `sent_s` and goes on."""
         worker = self._workers[index]
-        asked = worker.ahead[type(request)] = Message(index, worker.incarnation, sent_s, request)
+        asked = worker.ahead[kind_of(need)] = Message(index, worker.incarnation, sent_s, need)
         self._send(index, sent_s, 0, self._arrived, asked)
 
     def _send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
@@ -377,12 +370,8 @@ class VirtualRun(Replies):
                 steps, samples = self.program.before.steps + self.steps, self.program.before.samples + self.samples
                 done = {"seconds": now_s, "steps": steps, "samples": samples, "contributions": self.meter.exchanges}
                 self.end(limit_met(self._limits, done) or "")
-        elif isinstance(request, LeaseRequest):
-            if not self.program.lease(index, message.incarnation, request, now_s):
-                self._fenced(index, message.incarnation)
-            self._settle()
-        elif isinstance(request, RowsRequest):
-            if not self.program.of(Tables).wants_rows(index, message.incarnation, request, now_s):
+        elif isinstance(request, Need):
+            if not self.program.wanted(index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)
             self._settle()
         elif self._workers[index].incarnation == message.incarnation:
@@ -426,14 +415,12 @@ class VirtualRun(Replies):
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s
 
-    def supplied(self, worker: int, reply: LeaseReply | RowsServed) -> None:
-        """Data takes as long as a message without bytes, each way; rows of tables as long as they have bytes."""
-        nbytes, process, tables = 0, self._workers[worker], self.program.memory.rows
-        if isinstance(reply, RowsServed):
-            asked = process.ahead[RowsRequest] if reply.ahead else process.latest
-            assert tables is not None and asked is not None and isinstance(asked.request, RowsRequest), "it asked"
-            nbytes = tables.nbytes_of(asked.request)
-            self.nbytes += nbytes
+    def supplied(self, worker: int, reply: Supply) -> None:
+        """It takes as long as a message with as many bytes; data has none."""
+        process = self._workers[worker]
+        asked = process.ahead.get(kind_of(reply), process.latest)
+        nbytes = self.program.nbytes(type(reply), worker, asked.request if asked is not None else None)
+        self.nbytes += nbytes
         self._answered.append((worker, reply, NO_ANSWER, self._network.answer(worker, nbytes)))
 
     def refused(self, worker: int, why: str) -> None:
@@ -461,11 +448,8 @@ class VirtualRun(Replies):
                 self._call_off(index, has_it_s)
             elif isinstance(answer, Discard):
                 self._fenced(index, answer.incarnation)
-            elif isinstance(answer, LeaseReply):
-                self._workers[index].lease = answer, has_it_s
-                self._hand_over(index)
-            elif isinstance(answer, RowsServed):
-                self._workers[index].rows[answer.ahead] = has_it_s
+            elif isinstance(answer, Supply):
+                self._workers[index].supplied[kind_of(answer)] = answer, has_it_s
                 self._hand_over(index)
             elif isinstance(answer, Grant) and self._workers[index].in_flight:
                 self._workers[index].answer = answer, told, has_it_s

@@ -9,12 +9,12 @@ from math import inf
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.launch.one_process.greenlets import Peek
-from plesio.protocol.worker import Aside, Contribution, LeaseReply, LeaseRequest, RowsRequest, RowsServed
+from plesio.protocol.worker import Aside, Contribution, Need, RowsRequest, RowsServed, Supply
 from plesio.strategy import Strategy
 from plesio.transport.doorbell import Located
 
-Request = Contribution | LeaseRequest | RowsRequest | Peek | None  # None: its training function returned
-Answer = Grant | Cancel | LeaseReply | RowsServed | bool
+Request = Contribution | Need | Peek | None  # None: its training function returned
+Answer = Grant | Cancel | Supply | bool
 """False: it goes on while an answer travels; True: that has come."""
 
 
@@ -33,6 +33,11 @@ class State(Enum):
     ABSENT = "absent"
     HERE = "here"
     FINISHED = "finished"
+
+
+def kind_of(one: Need | Supply) -> object:
+    """What a need and its supply have in common. Rows of tables may be needed twice at a time: one of these ahead."""
+    return one.ahead if isinstance(one, RowsRequest | RowsServed) else "data"
 
 
 class Participant:
@@ -63,11 +68,10 @@ class Process:
     latest: Message | None = None
     called_off: tuple[Cancel, Located, float] | None = None
     """A cancellation that came while it waited for data, with its answer, and when that is there."""
-    ahead: dict[type, Message] = field(
-        default_factory=dict
-    )  # requests for data, and rows of tables, that it does not wait for
-    lease: tuple[LeaseReply, float] | None = None  # data that it has not taken, and when they are there
-    rows: dict[bool, float] = field(default_factory=dict)  # when those that it asked for, ahead or not, are there
+    ahead: dict[object, Message] = field(default_factory=dict)
+    """What it needs and does not wait for, by kind."""
+    supplied: dict[object, tuple[Supply, float]] = field(default_factory=dict)
+    """What it has not taken, by kind, and when that is there."""
     in_flight: bool = False  # whether it went on after its last contribution, and has not taken the answer,
     answer: tuple[Grant, Located, float] | None = None  # and that, once it is decided, and when it is there
 

@@ -11,6 +11,6 @@ CAPABILITIES: tuple[type[Capability], ...] = (PhaseChanges, Clients, Tables)
 """In the order in which they are told."""
 
 
-def capabilities_of(program: Serving) -> dict[type[Capability], Capability]:
+def capabilities_of(program: Serving) -> list[Capability]:
     """Those that the run has."""
-    return {kind: kind(program) for kind in CAPABILITIES if kind.is_of(program)}
+    return [kind(program) for kind in CAPABILITIES if kind.is_of(program)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plesio.core.events import Switch, Switched
 from plesio.errors import PlesioError, StrategyError
+from plesio.protocol import launcher
 from plesio.protocol.journal import ELSEWHERE, JournalWriter
 from plesio.server.capability import Capability, Serving
 
@@ -12,6 +13,7 @@ class PhaseChanges(Capability):
     def __init__(self, program: Serving) -> None:
         super().__init__(program)
         self.actions = {Switch: self._switch}
+        self.orders = {launcher.SwitchRequest: lambda asked, now_s: self._ask(asked.phase, now_s, asked.why)}
         self._why = -1, ""  # the phase that was asked for
 
     @staticmethod
@@ -33,7 +35,7 @@ class PhaseChanges(Capability):
     def unsettled(self) -> bool:
         return self.program.sequencer.phases.following is not None
 
-    def switch(self, phase: int, now_s: float, why: str = "") -> None:
+    def _ask(self, phase: int, now_s: float, why: str) -> None:
         """The run is to go over to this phase, as soon as all have come to where they can; `why`: in words."""
         phases = self.program.sequencer.phases
         known = phases.whole.phases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plesio.core.events import RowsWanted, Serve
-from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.protocol.worker import Contribution, RowsRequest, RowsServed
 from plesio.server.capability import Capability, Serving
 
 
@@ -13,8 +13,10 @@ class Tables(Capability):
     def __init__(self, program: Serving) -> None:
         super().__init__(program)
         self.actions = {Serve: self._serve}
+        self.supplies = {RowsRequest: self._wanted}
+        self.nbytes = {Contribution: self._nbytes_pushed, RowsServed: self._nbytes_served}
 
-    def wants_rows(self, worker: int, incarnation: int, asked: RowsRequest, now_s: float) -> bool:
+    def _wanted(self, worker: int, incarnation: int, asked: RowsRequest, now_s: float) -> bool:
         """Its model needs rows; whether it is a member."""
         program = self.program
         assert program.memory.rows is not None, "its model has tables"
@@ -34,8 +36,16 @@ class Tables(Capability):
         program = self.program
         return program.memory.rows is not None and program.strategy.rows.at_once and bool(program.sequencer.unfolded)
 
-    def handed_over(self) -> tuple[int, ...]:
-        """The descriptors of files with the rows, if the model has any and there is room for them."""
+    def _nbytes_pushed(self, worker: int, made: Contribution) -> int:
+        rows = self.program.memory.rows
+        return rows.nbytes_pushed(worker, made.number) if rows is not None else 0
+
+    def _nbytes_served(self, worker: int, asked: RowsRequest) -> int:
+        assert self.program.memory.rows is not None, "its model has tables"
+        return self.program.memory.rows.nbytes_of(asked)
+
+    def left_over(self) -> tuple[int, ...]:
+        """Files with the rows, if the model has any and there is room for them."""
         rows = self.program.memory.rows
         try:
             return rows.hand_over() if rows is not None else ()
