@@ -29,14 +29,15 @@ from math import inf
 from plesio.cluster import Cluster, Crash
 from plesio.cluster.faults import Turn
 from plesio.config.until import limit_met
-from plesio.core.events import Abandoned, Cancel, Discard, Event, Grant, Left, Ticked, Verdict
+from plesio.core.events import Cancel, Discard, Event, Grant, Left, Ticked, Verdict
 from plesio.core.leases import DataLeases
+from plesio.core.membership import Seat
 from plesio.core.sequencer import Sequencer
 from plesio.errors import ConfigurationError, PlesioError, error_class
-from plesio.launch.one_process.greenlets import Peek
 from plesio.launch.simulated.clock import Silence, VirtualClock
 from plesio.launch.simulated.network import network_of
-from plesio.launch.simulated.workers import Answer, Message, Participant, Process, State, kind_of
+from plesio.launch.simulated.process import Process
+from plesio.launch.simulated.workers import Answer, Message, Participant, State
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
@@ -106,14 +107,17 @@ class VirtualRun(Replies):
         self.incidents: list[Incident] = []
         self.ended = ""
         self.steps = self.samples = self.nbytes = 0
-        self.push_nbytes, self.answer_nbytes = push_nbytes, answer_nbytes
+        self._push_nbytes, self._answer_nbytes = push_nbytes, answer_nbytes
         self._cluster = cluster
         self._network = network_of(strategy.via, cluster, self.clock)
         self._silence = Silence(self.clock, silence_s, self._ask_who_is_silent)
         self._limits = limits
         self._look, self._on_round = look, on_round
         self.after_each: Callable[[], None] | None = None  # event
-        self._workers = [Process(one, incarnation - 1) for one in participants]
+        self._workers = [
+            Process(one, self, self.meter.workers[index], index, incarnation - 1)
+            for index, one in enumerate(participants)
+        ]
         self._here = 0  # processes that the server has not seen the end of
         self._answered: list[tuple[int, Answer | Discard, Located, float]] = []  # until an event is dealt with
         self._to_rejoin: set[int] = set()  # workers back again, to be let in once their slot is free
@@ -170,25 +174,9 @@ class VirtualRun(Replies):
         if worker.incarnation == incarnation and worker.state is not State.ABSENT:
             self.end(why)
 
-    def _cut_short(self, index: int) -> None:
-        """Count what a worker is doing when the run ends up to that time, or the longest waits would be missing."""
-        worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
-        meter.cut(now_s)
-        seat = self.program.sequencer.members.seats.get(index)
-        listens = worker.state is State.HERE and self.program.listening[index]
-        if not listens or seat is None or worker.latest is None:
-            return
-        if worker.latest.request is Peek.TAKE and worker.latest.ready_s < now_s:
-            meter.fetched(worker.latest.ready_s, now_s, now_s if seat.waiting is not None else None)
-        elif seat.waiting is not None and not worker.in_flight:
-            meter.ended_held(now_s)
-        elif worker.latest.request is not None:
-            computes = not isinstance(worker.latest.request, Need)
-            meter.ended_amid(now_s, worker.latest.ready_s if computes else now_s)
-
     def _final(self) -> Final:
-        for worker in range(len(self._workers)):
-            self._cut_short(worker)
+        for index, worker in enumerate(self._workers):
+            worker.cut_short(self._seat(index))
         final = self.figures.final(self.clock.now_s)
         final.bytes = self.nbytes
         return final
@@ -212,13 +200,13 @@ class VirtualRun(Replies):
     def _come(self, index: int) -> None:
         """A process begins now, and the server hears of it when its message arrives."""
         self._begin(index)
-        self._send(index, self.clock.now_s, 0, self._joined, index)
+        self.send(index, self.clock.now_s, 0, self._joined, index)
 
     def _begin(self, index: int) -> None:
         worker = self._workers[index]
         if worker.state is not State.HERE:
             self._here += 1
-        worker = self._workers[index] = Process(worker.participant, worker.incarnation + 1, State.HERE)
+        worker = self._workers[index] = worker.successor()
         self.meter.workers[index].left = None
         worker.participant.begin(worker.incarnation)
 
@@ -235,24 +223,14 @@ class VirtualRun(Replies):
     def _go(self, index: int, died: bool) -> None:
         """A process ends now."""
         worker = self._workers[index]
-        self._stop(index)
+        worker.stop(self._seat(index))
         worker.state = State.ABSENT
         self.program.over(index, died)
-        self._send(index, self.clock.now_s, 0, self._left, Left(index, worker.incarnation, died))
+        self.send(index, self.clock.now_s, 0, self._left, Left(index, worker.incarnation, died))
 
-    def _stop(self, index: int) -> None:
-        """A process works no more: what it had not sent yet is void."""
-        worker, meter, now_s = self._workers[index], self.meter.workers[index], self.clock.now_s
-        if worker.latest is not None and worker.latest.ready_s > now_s:
-            worker.latest.void = True
-            meter.cut(now_s)
-            meter.cancelled(now_s)
-        else:
-            self._cut_short(index)
-        for ahead in worker.ahead.values():
-            if ahead.ready_s > now_s:
-                ahead.void = True
-        worker.participant.end()
+    def _seat(self, index: int) -> Seat | None:
+        """That of a worker that the server listens to."""
+        return self.program.sequencer.members.seats.get(index) if self.program.listening[index] else None
 
     def _left(self, event: Left) -> None:
         self.program.left(event.worker, event.incarnation, event.died, self.clock.now_s)
@@ -272,7 +250,7 @@ class VirtualRun(Replies):
         """The server does not know this worker any more (it was evicted): it joins anew."""
         worker = self._workers[index]
         if worker.state is State.HERE and worker.incarnation == incarnation:
-            self._stop(index)
+            worker.stop(self._seat(index))
             self._come(index)
 
     def _let_in(self) -> None:
@@ -284,84 +262,37 @@ class VirtualRun(Replies):
 
     # What workers send
 
-    def _go_on(self, index: int, answer: Answer, told: Located, has_it_s: float) -> None:
-        """Tell a worker to go on, and plan what it sends next."""
-        worker = self._workers[index]
-        ready_s, request = worker.participant.go_on(answer, told, has_it_s)
-        assert ready_s >= has_it_s, f"worker {index} answered before it was asked: {request}"
-        message = worker.latest = Message(index, worker.incarnation, ready_s, request)
-        nbytes = 0
-        if request is Peek.LOOK:
-            self.clock.at(ready_s, self._goes_on, message)
-            return
-        if request is Peek.TAKE or (isinstance(request, Need) and request.ahead):  # sent by now
-            self._hand_over(index)
-            return
-        if isinstance(request, Contribution):
-            if worker.called_off is not None:  # before it began
-                message.void = True
-                self._call_off(index, has_it_s)
-                return
-            nbytes = self._push_nbytes(index, request)
-            if request.beside.goes_on:
-                worker.in_flight = True
-                self.clock.at(ready_s, self._goes_on, message)
-        self._send(index, ready_s, nbytes, self._arrived, message)
+    def goes_on(self, message: Message) -> None:
+        """A worker has sent its contribution and does not wait, or looks whether an answer has come."""
+        if not message.void:
+            self._workers[message.worker].goes_on(message)
 
-    def _goes_on(self, message: Message) -> None:
-        """A worker has sent its contribution and does not wait, or looks after a step whether the answer has come."""
-        if message.void:
-            return
-        worker, request = self._workers[message.worker], message.request
-        if isinstance(request, Contribution):
-            self.meter.workers[message.worker].sent(message.ready_s, request.steps, request.number)
-        came = worker.answer is not None and worker.answer[2] <= self.clock.now_s
-        self._go_on(message.worker, came, NO_ANSWER, self.clock.now_s)
-
-    def _hand_over(self, index: int) -> None:
-        """A worker that waits for what it needs, or for the answer to its last contribution, has it, if that is decided."""
-        worker, meter = self._workers[index], self.meter.workers[index]
-        if worker.latest is None:
-            return
-        asked_s, request = worker.latest.ready_s, worker.latest.request
-        if isinstance(request, Need):
-            if (supplied := worker.supplied.pop(kind_of(request), None)) is not None:
-                meter.fetched(asked_s, supplied[1])
-                self._go_on(index, supplied[0], NO_ANSWER, max(asked_s, supplied[1]))
-        elif worker.answer is not None and request is Peek.TAKE:
-            (grant, told, has_it_s), worker.answer, worker.in_flight = worker.answer, None, False
-            meter.fetched(asked_s, has_it_s, meter.released_s)
-            self._go_on(index, grant, told, max(asked_s, has_it_s))
-
-    def _push_nbytes(self, index: int, made: Contribution) -> int:
+    def push_nbytes(self, index: int, made: Contribution) -> int:
         beside = self.program.nbytes(Contribution, index, made)
-        return beside + (self.program.memory.push_bytes.get(made.beside.part) or self.push_nbytes)
+        return beside + (self.program.memory.push_bytes.get(made.beside.part) or self._push_nbytes)
 
     def ask_ahead(self, index: int, sent_s: float, need: Need) -> None:
-        """A worker asks for what it needs at `sent_s` and goes on."""
-        worker = self._workers[index]
-        asked = worker.ahead[kind_of(need)] = Message(index, worker.incarnation, sent_s, need)
-        self._send(index, sent_s, 0, self._arrived, asked)
+        self._workers[index].ask_ahead(sent_s, need)
 
-    def _send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
+    def send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None:
         """Send something to the server; if that takes long, look out for those who wait for it."""
         self._silence.lasts_until(self._network.send(index, sent_s, nbytes, arrive, what))
 
     def _ask_who_is_silent(self) -> None:
         if self.program.sequencer.members.waiting:  # for the last ones left nobody need stop waiting: time is short
-            self._receive(Ticked())
+            self.receive(Ticked())
 
     def _end_grace(self, until_s: float) -> None:
         """A grace is over at `until_s`, unless everybody came before."""
         if self._wake_s == until_s:
-            self._receive(Ticked())
+            self.receive(Ticked())
 
-    def _arrived(self, message: Message) -> None:
+    def arrived(self, message: Message) -> None:
         if message.void:
             return
         index, request, now_s = message.worker, message.request, self.clock.now_s
         if isinstance(request, Contribution):
-            self.nbytes += self._push_nbytes(index, request)
+            self.nbytes += self.push_nbytes(index, request)
             self.steps += request.steps
             self.samples += request.samples
             self.program.pushed(index, message.incarnation, request, now_s, message.ready_s)
@@ -379,7 +310,7 @@ class VirtualRun(Replies):
             self.program.over(index, died=False)
             self._left(Left(index, message.incarnation, died=False))
 
-    def _receive(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         self.program.receive(event, self.clock.now_s)
         self._settle()
 
@@ -417,9 +348,7 @@ class VirtualRun(Replies):
 
     def supplied(self, worker: int, reply: Supply) -> None:
         """It takes as long as a message with as many bytes; data has none."""
-        process = self._workers[worker]
-        asked = process.ahead.get(kind_of(reply), process.latest)
-        nbytes = self.program.nbytes(type(reply), worker, asked.request if asked is not None else None)
+        nbytes = self.program.nbytes(type(reply), worker, self._workers[worker].asked_for(reply))
         self.nbytes += nbytes
         self._answered.append((worker, reply, NO_ANSWER, self._network.answer(worker, nbytes)))
 
@@ -437,25 +366,17 @@ class VirtualRun(Replies):
         if version == 0 and self.clock.now_s == 0.0:
             return 0.0
         part = told.answer.part if isinstance(told.answer, GoOn) else ALL_PARTS
-        nbytes = self.program.memory.answer_bytes.get(part) or self.answer_nbytes
+        nbytes = self.program.memory.answer_bytes.get(part) or self._answer_nbytes
         self.nbytes += nbytes
         return self._network.answer(index, nbytes)
 
     def _settle(self) -> None:
         """An event is dealt with: those who were answered go on, in that order."""
         for index, answer, told, has_it_s in self._answered:
-            if isinstance(answer, Cancel):
-                self._call_off(index, has_it_s)
-            elif isinstance(answer, Discard):
+            if isinstance(answer, Discard):
                 self._fenced(index, answer.incarnation)
-            elif isinstance(answer, Supply):
-                self._workers[index].supplied[kind_of(answer)] = answer, has_it_s
-                self._hand_over(index)
-            elif isinstance(answer, Grant) and self._workers[index].in_flight:
-                self._workers[index].answer = answer, told, has_it_s
-                self._hand_over(index)
             else:
-                self._go_on(index, answer, told, has_it_s)
+                self._workers[index].hears(answer, told, has_it_s)
         self._answered.clear()
         if self._wake_s != self._planned_s:
             self._planned_s = self._wake_s
@@ -463,23 +384,6 @@ class VirtualRun(Replies):
                 self.clock.at(self._wake_s, self._end_grace, self._wake_s)
         if self._to_rejoin:
             self._let_in()
-
-    def _call_off(self, index: int, listens_s: float) -> None:
-        """The worker hears that its latest request is called off; what it waits for comes at `listens_s`."""
-        worker, meter = self._workers[index], self.meter.workers[index]
-        assert worker.called_off is not None and worker.latest is not None, "there is a step to call off"
-        (cancel, told, has_it_s), worker.called_off = worker.called_off, None
-        heard_s = max(listens_s, has_it_s)
-        message = worker.latest
-        made = message.request if isinstance(message.request, Contribution) else None
-        if made is not None and message.ready_s <= heard_s and not message.void:
-            meter.crossed(message.ready_s, made.steps, made.samples, made.number, heard_s)
-        else:
-            message.void = True
-            meter.cancelled(heard_s)
-            batches = made.batches if made is not None else 0
-            self._send(index, heard_s, 0, self._receive, Abandoned(index, worker.incarnation, batches))
-        self._go_on(index, cancel, told, heard_s)
 
     def _told(self, message: Trouble | Writing | StopRequest) -> None:
         if isinstance(message, StopRequest):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
 from plesio.cluster import Timetable
 from plesio.core.events import Cancel, Grant
 from plesio.launch.one_process.greenlets import Peek
-from plesio.protocol.worker import Aside, Contribution, Need, RowsRequest, RowsServed, Supply
+from plesio.protocol.worker import Aside, Contribution, Need, Supply
 from plesio.strategy import Strategy
 from plesio.transport.doorbell import Located
 
@@ -35,11 +35,6 @@ class State(Enum):
     FINISHED = "finished"
 
 
-def kind_of(one: Need | Supply) -> object:
-    """What a need and its supply have in common. Rows of tables may be needed twice at a time: one of these ahead."""
-    return one.ahead if isinstance(one, RowsRequest | RowsServed) else "data"
-
-
 class Participant:
     """A simulated worker."""
 
@@ -56,24 +51,6 @@ class Participant:
 
     def end(self) -> None:
         """This process is over: it crashed or left, or the run is."""
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """A participant and where it stands."""
-
-    participant: Participant
-    incarnation: int
-    state: State = State.ABSENT
-    latest: Message | None = None
-    called_off: tuple[Cancel, Located, float] | None = None
-    """A cancellation that came while it waited for data, with its answer, and when that is there."""
-    ahead: dict[object, Message] = field(default_factory=dict)
-    """What it needs and does not wait for, by kind."""
-    supplied: dict[object, tuple[Supply, float]] = field(default_factory=dict)
-    """What it has not taken, by kind, and when that is there."""
-    in_flight: bool = False  # whether it went on after its last contribution, and has not taken the answer,
-    answer: tuple[Grant, Located, float] | None = None  # and that, once it is decided, and when it is there
 
 
 class TimedWorker(Participant):
