@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -32,7 +31,6 @@ from plesio.transport.doorbell import PLACE, AnswerReader, decode_answer
 from plesio.transport.held import Held
 from plesio.transport.limits import LEASE_S
 from plesio.transport.ring import Ring
-from plesio.transport.row_slots import RowSlots
 from plesio.transport.session import Session
 from plesio.transport.wire import Frame, FrameKind
 
@@ -64,10 +62,14 @@ class WorkerProxy(Proxy[WorkerDialogue]):
                 message = replace(message, part=())
             case messages.Ready():
                 self._ties.hand(message)
-            case messages.RowsRequest(wanted=()):
-                self._send_rows(ahead=True)
-                return
         self._server.send(message)
+
+    def _pass_on(self, frame: Frame, message: Any, noted: messages.ToWorker | None) -> None:
+        """`noted`: what it is answered at once."""
+        if noted is None:
+            super()._pass_on(frame, message, noted)
+        else:
+            self._tell(noted)
 
     def _to_doorbell(self, frame: Frame, message: object) -> None:
         os.write(self._push, HEAD.pack(len(frame.body)) + frame.body)
@@ -75,45 +77,33 @@ class WorkerProxy(Proxy[WorkerDialogue]):
     # From the others
 
     def _tell(self, message: messages.ToWorker | messages.Answer, body: bytes = b"") -> None:
-        kind, payload = TO_WORKER.told(self._dialogue, message)
-        self._session.send(kind, body or encode(message), payload)
+        """Tell the worker, if that may come now."""
+        if TO_WORKER[type(message)].when(self._dialogue, message):
+            kind, payload = TO_WORKER.told(self._dialogue, message)
+            self._session.send(kind, body or encode(message), payload)
 
     def _from_server(self) -> None:
         if (heard := self._server.hear(LEASE_S)) is None:
             return
         message, descriptors = heard
         if isinstance(message, messages.RowsServed):
-            self._served(message.ahead)
-            return
+            self._dialogue.rows.served(message.ahead)
         if isinstance(message, messages.Welcome | messages.Refused):
             self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
             self._map(message, descriptors)
         self._tell(message)
 
-    def _from_table_servers(self, bell: int) -> None:
-        os.eventfd_read(bell)
-        for ahead in self._dialogue.rows.just_served():
-            self._served(ahead)
-
-    def _served(self, ahead: bool) -> None:
-        self._dialogue.rows.served(ahead)
-        self._send_rows(ahead)
-
-    def _send_rows(self, ahead: bool) -> None:
-        """The worker, or the server, has done its part; if both have, the values are sent."""
-        if self._dialogue.rows.is_due(ahead):
-            self._tell(messages.RowsServed(ahead))
+    def _from_bell(self) -> None:
+        for served in self._dialogue.rows.rung():
+            self._tell(served)
 
     def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
         dialogue, seats = self._dialogue, self._job.config.seats
         ring, slots, board, *rest = descriptors
-        if tables := dialogue.hello.tables:
-            if welcome.servers > 1:
-                bell = rest.pop()  # that several servers of rows ring
-                self._listen(bell, partial(self._from_table_servers, bell))
-            places = [RowSlots.attach(one, tables, seats + 1) for one in rest[-welcome.servers :]]
-            dialogue.rows = WorkerRows(places, self._worker)
+        dialogue.rows = WorkerRows.attached(dialogue.hello.tables, rest, welcome.servers, seats, self._worker)
+        if dialogue.rows.bell is not None:
+            self._listen(dialogue.rows.bell, self._from_bell)
         os.close(board)
         self._held = Held(rest[0]) if len(rest) > welcome.servers else None
         nbytes = dialogue.payloads.layout.nbytes

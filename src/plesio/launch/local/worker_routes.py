@@ -99,9 +99,10 @@ class WorkerDialogue(Dialogue):
     def asks(self, message: object) -> None:
         self.asking = isinstance(message, messages.LeaseRequest | messages.AskAhead)
 
-    def asked_rows(self, request: messages.RowsRequest) -> None:
+    def asked_rows(self, request: messages.RowsRequest) -> messages.RowsServed | None:
         self.rows.check_keys(request)
         self.rows.note(request)
+        return None if request.wanted else messages.RowsServed(request.ahead)
 
     def contributed(self, made: messages.Contribution) -> None:
         layout, packing = self.payloads.layout, self.payloads.packing
@@ -137,7 +138,12 @@ TO_WORKER = Routes(
     Say(messages.Welcome, FrameKind.CHANNEL, then=W.welcomed),
     Say(messages.Refused, FrameKind.CHANNEL, then=W.asks),
     Say(messages.LeaseReply, FrameKind.CHANNEL, then=W.asks),
-    Say(messages.RowsServed, FrameKind.CHANNEL, spans=lambda t, one: t.rows.due(one.ahead)),
+    Say(
+        messages.RowsServed,
+        FrameKind.CHANNEL,
+        lambda t, one: t.rows.is_due(one.ahead),
+        lambda t, one: t.rows.due(one.ahead),
+    ),
     Say(messages.Beginning, FrameKind.ANSWER, spans=W.version, then=W.answered),
     Say(messages.GoOn, FrameKind.ANSWER, spans=W.version, then=W.answered),
 )

@@ -14,23 +14,36 @@ So values never travel unasked: both sides might send then, and neither read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
 from plesio.protocol.coding import ProtocolError
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.tables.spec import TableSpec
 from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import MOST, RowSlots
 
 
 class WorkerRows(RowPayloads):
-    """Those of one worker."""
+    """Those of one worker; `bell`: which several servers of rows ring."""
 
-    def __init__(self, slots: Sequence[RowSlots], reader: int) -> None:
+    def __init__(self, slots: Sequence[RowSlots], reader: int, bell: int | None = None) -> None:
         super().__init__(slots, reader)
+        self.bell = bell
         self._open: dict[bool, RowsRequest] = {}  # what is not sent; one that was asked for ahead, and one that was not
         self._fetched = self._came = False  # what was asked for ahead: by the worker; from the server
+
+    @classmethod
+    def attached(
+        cls, tables: Sequence[TableSpec], descriptors: list[int], servers: int, seats: int, reader: int
+    ) -> Self:
+        """In the places behind the last of these descriptors; that of a bell is taken from them."""
+        bell = descriptors.pop() if tables and servers > 1 else None
+        places = [RowSlots.attach(one, tables, seats + 1) for one in descriptors[-servers:]] if tables else []
+        return cls(places, reader, bell)
 
     def may_ask(self, request: RowsRequest, following: int, answers: int) -> bool:
         """Whether it may, whose contribution `following` is its next, after so many answers."""
@@ -70,10 +83,14 @@ class WorkerRows(RowPayloads):
         else:
             self._fetched = True
 
-    def just_served(self) -> list[bool]:
-        """What several servers have laid that it was not told of, and whether it asked for that ahead."""
+    def rung(self) -> list[RowsServed]:
+        """What several servers have laid that it was not told of."""
+        assert self.bell is not None, "it was rung"
+        os.eventfd_read(self.bell)
         waiting = [(ahead, one) for ahead, one in self._open.items() if not (ahead and self._came)]
-        return [ahead for ahead, one in waiting if all(slots.has_served(self._reader, one) for slots in self.slots)]
+        laid = [ahead for ahead, one in waiting if all(slots.has_served(self._reader, one) for slots in self.slots)]
+        self._came = self._came or True in laid
+        return [RowsServed(ahead) for ahead in laid]
 
     def served(self, ahead: bool) -> None:
         """Rows lie in the place."""
