@@ -76,10 +76,10 @@ def server_of(strategy: ps.Strategy, folder: Path) -> tuple[Server, list[int]]:
     for worker, line in enumerate(lines):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         ends[worker].send(introduction(worker, strategy, Taking(model, optimizer), evaluates=False)[0])
-        server._from_channel(line)
+        server.workers.from_channel(line)
     for end, line in zip(ends, lines, strict=True):
         end.send(Ready())
-        server._from_channel(line)
+        server.workers.from_channel(line)
     server.kept = _ends, ends  # type: ignore[attr-defined]  # else they are closed
     return server, pushes
 
@@ -94,7 +94,7 @@ def walk(strategy: ps.Strategy) -> Walk:
                 os.write(pushes[worker], framed(Contribution(number, 1, 8)))
                 if last := number == WARM_UP - 1 and worker == 0:
                     sys.setprofile(walked)
-                server._from_doorbell(server._lines[worker])
+                server.workers.from_doorbell(server._lines[worker])
                 if last:
                     sys.setprofile(None)
     return walked

@@ -8,53 +8,45 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import inf
-from typing import Any
 
 from msgspec.structs import replace
 
 from plesio.config.evaluations import Due
-from plesio.core.events import Cancel, Evict, Grant, Ticked
+from plesio.core.events import Ticked
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
-from plesio.errors import ConfigurationError, DeadlineError, PlesioError
+from plesio.errors import DeadlineError
 from plesio.launch.job import Job, pace_of
 from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
-from plesio.launch.local.meeting import Meeting
 from plesio.launch.local.table_links import TableLinks
 from plesio.launch.local.turns import OVER, TICK, Turns
+from plesio.launch.local.worker_lines import MESSAGE_S, WorkerLines
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import ENGINE, Machine
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
-from plesio.protocol import worker as protocol
-from plesio.protocol.coding import ProtocolError
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
-from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
-from plesio.server.peers import Peers
 from plesio.server.program import Program
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
-from plesio.transport.channel import Channel, ChannelClosedError, readable
-from plesio.transport.doorbell import Located, Lookout, write_answer
+from plesio.transport.channel import Channel
+from plesio.transport.doorbell import Lookout
 
 TICK_S = 0.1
-MESSAGE_S = 10.0
 
 
-class Server(Replies):
-    """One run's server process. It answers the workers for its program: over their pipes, and on their channels. `turns`: what
-    there is around those of its loop."""
+class Server:
+    """One run's server process. `turns`: what there is around those of its loop."""
 
     machine: Machine  # once there is a model
 
@@ -71,8 +63,8 @@ class Server(Replies):
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
         self._turns = turns or Turns()
-        self._world, log = self._turns.world, self._turns.log
-        self._sent = self._world.sent
+        world, log = self._turns.world, self._turns.log
+        self.now_s = world.now_s
         self._begins_anew = strategy.every.among_ranks  # a worker that lost one of its processes
         self.engine = engine
         self._lines = lines
@@ -83,7 +75,7 @@ class Server(Replies):
         self._recorder = Recorder(writer if strategy.via.at_server else None, self._journal_ends)
         workers, seats = config.workers, config.seats
         checkpointer = Checkpointer(
-            job.keeping, strategy, workers, seats, job.comes_and_goes, config.together, self._world.once
+            job.keeping, strategy, workers, seats, job.comes_and_goes, config.together, world.once
         )
         holds = checkpointer.holds and job.listening is None  # else workers are elsewhere
         self._tables = tables = TableLinks(table_servers, seats + 1, config.timeout_s)
@@ -100,13 +92,12 @@ class Server(Replies):
             rows_survive=config.durability == "process",
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
-        self._freed: list[tuple[int, Located]] = []  # who is answered when the decision is done
-        self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
-        self._evicted: list[Line] = []  # members no longer: hung up when all is done
+        self.handlers = Handlers()
+        self.workers = WorkerLines(lines, self.handlers, self._turns, self._round_ended)
         self.program = program = Program(
             strategy,
             Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=config.lone), config.timeout_s),
-            self,
+            self.workers,
             self._meter,
             recorder=self._recorder,
             checkpointer=checkpointer,
@@ -115,7 +106,7 @@ class Server(Replies):
             by_round=job.by_round,
         )
         self._figures = Figures(program)
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, self._world.now_s, log)
+        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
         due = Due(config.evaluations)
         self._snapshots = Snapshots(
             evaluator,
@@ -123,80 +114,24 @@ class Server(Replies):
             program.is_finite,
             lambda: due(program.version, program.before.steps + self._meter.steps),
         )
-        self._peers: Peers | None = None
-        self._meeting = Meeting(lines)
-        self.handlers = Handlers()
-        self._hear: dict[type, Callable[[int, int, Any, float], None]] = {
-            protocol.Contribution: program.pushed,
-            protocol.DroppedStep: program.abandoned,
-            protocol.AskAhead: lambda worker, _, asked, now_s: self._give(self._line(worker), asked.request),
-            protocol.Farewell: self._farewell,
-        }
+        self.workers.serve(program, self._arrivals)
         self._has_ended = False
-        self._next_tick_s = self._emptied_s = 0.0
-        self._wake_s = inf
+        self._next_tick_s = 0.0
         self._started_s = self.now_s()
 
     def why_not_durable(self) -> str:
         """Why nobody could go on from what this process leaves; empty if somebody could."""
-        if self._meeting.has_begun:
+        if self.workers.meeting.has_begun:
             return "the workers have met for collectives of torch.distributed, by a store in its own memory"
         return self.machine.why_not_durable
 
-    # Answers; none is asked for again: pipes lose nothing
-
-    def now_s(self) -> float:
-        return self._world.now_s()
-
-    def granted(self, grant: Grant, answer: Located) -> float:
-        """Who has waited sleeps, and takes this core when it is woken: first whoever has just spoken, and is awake."""
-        if grant.freed_by_other:
-            self._freed.append((grant.worker, answer))
-            return self.now_s()
-        return self._answer(grant.worker, answer)
-
-    def called_off(self, cancel: Cancel, answer: Located) -> float:
-        return self._answer(cancel.worker, answer)  # unasked
-
-    def decided(self) -> None:
-        for worker, answer in self._freed:
-            self._answer(worker, answer)
-        self._freed.clear()
-
-    def _answer(self, worker: int, answer: Located) -> float:
-        line = self._line(worker)
-        line.answers += 1
-        sent_s = self._sent(_write, line, answer.stopping() if line.leaving else answer)
-        if not sent_s:
-            self._unresponsive.append(line)
-        return sent_s or self.now_s()
-
-    def wake_at(self, time_s: float) -> None:
-        self._wake_s = time_s
-
-    def supplied(self, worker: int, reply: protocol.Supply) -> None:
-        self._line(worker).say(reply)
-
-    def round_ended(self, made: RoundMade) -> None:
+    def _round_ended(self, made: RoundMade) -> None:
         """The engine looks at it, and lets the next round begin."""
         self.program.is_finite()
         machine, blocks = self.machine, self.machine.blocks
         structure = blocks.structure if machine.rows is None else b""  # the engine has no rows of tables
         made = replace(made, lies=machine.view(ENGINE), model=blocks.model, structure=structure)
         self.engine.send(made, (blocks.ring_descriptor,))
-
-    def refused(self, worker: int, why: str) -> None:
-        self._refuse(self._line(worker), ConfigurationError(why))
-
-    def _refuse(self, line: Line, error: PlesioError) -> None:
-        """A latecomer that is not like the others has to go, and another may take its seat. Of those that were there at the
-        beginning nobody knows who is right: what they raise ends the run."""
-        line.say(protocol.Refused(type(error).__name__, str(error), line.late))
-        if line.late:
-            self._lost(line, f"was refused ({error})")
-
-    def evicted(self, evict: Evict) -> None:
-        self._evicted.append(self._line(evict.worker))
 
     # The loop
 
@@ -213,7 +148,7 @@ class Server(Replies):
             descriptor = self._snapshots.evaluator.fileno()
             self.handlers.add(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._opening.live():
-            self._listen(line)
+            self.workers.listen(line)
         self._tables.listen(self.handlers, self._arrivals.proceed)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout, turns = Lookout(self.handlers.poller), self._turns
@@ -221,7 +156,7 @@ class Server(Replies):
         while not (self._has_ended or self._over()):
             for descriptor, _ in lookout.wait(self._patience_s()):
                 take(descriptor, time.monotonic())
-            if (now_s := time.monotonic()) >= min(self._next_tick_s, self._wake_s):
+            if (now_s := time.monotonic()) >= min(self._next_tick_s, self.workers.wake_s):
                 take(TICK, now_s)
             turns.rest(self)
         if not self._has_ended:
@@ -231,7 +166,7 @@ class Server(Replies):
         """Take a turn: something has come on this descriptor, time went by, or all is over."""
         if source >= 0:
             self.handlers.call(source)
-            self._hang_up()
+            self.workers.hang_up()
             self._arrivals.seat_late()
         elif source == TICK:
             self._tick(now_s)
@@ -243,7 +178,7 @@ class Server(Replies):
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
-        return min(TICK_S, max(0.0, min(self._next_tick_s, self._wake_s) - time.monotonic()))
+        return min(TICK_S, max(0.0, min(self._next_tick_s, self.workers.wake_s) - time.monotonic()))
 
     def _over(self) -> bool:
         """Whether nobody works any more, and nobody is waited for."""
@@ -254,21 +189,11 @@ class Server(Replies):
         if self.program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
             return True
         patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
-        return self._emptied_s > 0 and time.monotonic() - self._emptied_s > patience_s
-
-    def _line(self, worker: int) -> Line:
-        line = self._lines[worker]
-        assert line is not None, "it has come"
-        return line
-
-    def _listen(self, line: Line) -> None:
-        self._turns.is_old = True
-        self.handlers.add(line.messages.descriptor, partial(self._from_doorbell, line))
-        self.handlers.add(line.channel.fileno(), partial(self._from_channel, line))
+        return self.workers.emptied_s > 0 and time.monotonic() - self.workers.emptied_s > patience_s
 
     def _tick(self, now_s: float) -> None:
         program = self.program
-        if now_s >= self._wake_s:
+        if now_s >= self.workers.wake_s:
             program.receive(Ticked(), now_s)
         if now_s < self._next_tick_s:
             return
@@ -277,24 +202,11 @@ class Server(Replies):
             late = filter(None, (self._opening.lacking(), self._tables.lacking()))
             why = f"{' and '.join(late)} within {self._timeout_s:g} s"
             program.trouble(None, why, f"training did not begin: {why}; the others waited", "DeadlineError")
-        if self._peers is not None:
-            self._peers.tick(now_s)
+        self.workers.tick(now_s)
         program.tick(now_s)
         if program.begun:
             self.tell_engine(self._figures.progress(now_s))
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        """Part with those who are members no longer, and with those who do not read what they are answered."""
-        while self._evicted:
-            line = self._evicted.pop()
-            line.finished = True
-            self._close(line)
-        while self._unresponsive:
-            line = self._unresponsive.pop()
-            if not line.gone:
-                self.program.trouble(line.worker, f"worker {line.worker} does not read what it is answered: cut off")
-                self._lost(line)
+        self.workers.hang_up()
 
     # What comes
 
@@ -302,7 +214,7 @@ class Server(Replies):
         message, descriptors = self.engine.receive(MESSAGE_S)
         match message:
             case launcher.Opened():
-                self._opened(message, descriptors)
+                self.workers.open(message, descriptors)
             case launcher.Scale(workers):
                 self._scale(workers)
             case launcher.BeginRound(clients):
@@ -313,7 +225,7 @@ class Server(Replies):
             case launcher.Measure(window_s):
                 self.tell_engine(self._figures.lately(self.now_s(), window_s))
             case launcher.Emptied(worker):
-                self._lost(self._line(worker))
+                self.workers.lost(self.workers.of(worker))
             case launcher.Stop():
                 if self._opening.blocks is not None:
                     self._opening.blocks.board.stopped = 1
@@ -327,17 +239,6 @@ class Server(Replies):
             line.leaving = line.leaving or line.worker >= workers
         self.program.scale(workers, self.now_s())
 
-    def _opened(self, message: launcher.Opened, descriptors: list[int]) -> None:
-        """Somebody has taken a seat, perhaps that of one who died."""
-        older = self._lines[message.worker]
-        if older is not None:
-            self._lost(older)
-            self.program.returned(message.worker)
-        self.program.meter.workers[message.worker].away = message.away
-        line = Line.open(message.worker, message.incarnation, iter(descriptors), self._world)
-        self._lines[message.worker] = line
-        self._listen(line)
-
     def _from_evaluator(self, descriptor: int) -> None:
         if not self._snapshots.hear(MESSAGE_S):
             self.handlers.remove(descriptor)
@@ -346,96 +247,11 @@ class Server(Replies):
         if self.program.begun and not self.program.stopping and self._snapshots.wanted():  # the last one comes unasked
             self.program.when_whole(partial(self._snapshots.send, self.machine, final=False))
 
-    def _from_channel(self, line: Line) -> None:
-        try:
-            message, descriptors = line.channel.receive(MESSAGE_S)
-        except ChannelClosedError:
-            self.handlers.remove(line.channel.fileno())  # its doorbell tells the rest
-            return
-        except ProtocolError as error:
-            self._cut_off(line, error)
-            return
-        match message:
-            case protocol.LeaseRequest() | protocol.RowsRequest():
-                if self._world.once(lambda: readable(line.messages.descriptor, 0.0)):  # what it said before it asked
-                    self._from_doorbell(line)
-                self._give(line, message)
-            case protocol.StateWanted():
-                carried, block = self.machine.state_for(line.worker)
-                line.say(protocol.StateGiven(carried, self.program.version), (block.fd,))
-                block.close()
-            case protocol.GroupWanted():
-                self._turns.is_old = True
-                line.say(self._meeting.group(line.worker in self.program.sequencer.waited_for, self.program.stopping))
-            case protocol.Hello() | protocol.Ready():
-                try:
-                    self._arrivals.prepares(line, message, descriptors)
-                except PlesioError as error:
-                    self._refuse(line, error)
-
-    def _give(self, line: Line, need: protocol.Need) -> None:
-        if line.gone:
-            return
-        if line.leaving and isinstance(need, protocol.LeaseRequest):
-            line.say(protocol.LeaseReply(stop=True))
-            return
-        try:
-            self.program.wanted(line.worker, line.incarnation, need, self.now_s())
-        except ConfigurationError as error:  # its worker has looked, too
-            self._cut_off(line, error)
-
-    def _from_doorbell(self, line: Line) -> None:
-        try:
-            messages = line.messages.read()
-            for message in messages or ():
-                if type(message) not in self._hear:
-                    raise ProtocolError(
-                        f"worker {line.worker} said {type(message).__name__}, which has no place in this run"
-                    )
-                self._hear[type(message)](line.worker, line.incarnation, message, self._world.now_s())
-        except ProtocolError as error:
-            self._cut_off(line, error)
-            return
-        if messages is None:
-            self._lost(line)
-
-    def _cut_off(self, line: Line, error: PlesioError) -> None:
-        self.program.trouble(line.worker, f"{error}: hung up on")
-        self._lost(line)
-
-    def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
-        self._line(worker).finished = True
-        self.program.meter.workers[worker].samples += farewell.samples
-
-    def _lost(self, line: Line, how: str = "died") -> None:
-        """A worker's pipe is closed, or is to be."""
-        if line.gone:
-            return
-        self._close(line)
-        self._emptied_s = now_s = self.now_s()
-        died = not line.finished
-        self.program.over(line.worker, died, how, told=line.leaving)
-        if self._peers is not None:
-            self._peers.gone(line.worker, died, now_s)
-        elif self.program.begun:
-            self.program.left(line.worker, line.incarnation, died, now_s)
-        else:
-            self._arrivals.proceed()
-
-    def _close(self, line: Line) -> None:
-        self._turns.is_old = True
-        self.handlers.remove(line.messages.descriptor)
-        self.handlers.remove(line.channel.fileno())
-        line.close()
-
     def _begun(self, machine: Machine, now_s: float) -> None:
-        self.machine, blocks = machine, machine.blocks
+        self.machine = machine
         self._meter.begin(now_s)
         self.tell_engine(Begun())
-        if not blocks.folds:
-            lines = [line for line in self._lines if line is not None]
-            self._peers = Peers(self.program, lines, blocks.board, now_s)
-            self._hear |= self._peers.hear
+        self.workers.begin(machine, now_s)
         self._snapshots.begin(machine)
 
     # Ending
@@ -468,12 +284,3 @@ class Server(Replies):
         """While it is stopped (Ctrl-Z) training goes on: it is told later, and of progress not at all."""
         if self.engine.has_room or not isinstance(message, Progress | Lately):
             self.engine.send_in_time(message)
-
-
-def _write(line: Line, answer: Located) -> float:
-    """Answer a worker; when that was done, or 0 if there is no room for it."""
-    try:
-        write_answer(line.answer, *answer, line.answers)
-    except BlockingIOError:
-        return 0.0
-    return time.monotonic()
