@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from plesio.core.events import Abandoned, Cancel, Grant
+from plesio.core.events import Abandoned, Cancel, Event, Grant
 from plesio.core.membership import Seat
 from plesio.launch.one_process.greenlets import Peek
+from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.workers import Answer, Message, Participant, State
 from plesio.observe.meter import WorkerMeter
 from plesio.protocol.worker import Contribution, Need, RowsRequest, RowsServed, Supply
 from plesio.server.program import NO_ANSWER
 from plesio.transport.doorbell import Located
 
-if TYPE_CHECKING:
-    from plesio.launch.simulated.virtual import VirtualRun
+
+class Running(Protocol):
+    """The run, as a process knows it."""
+
+    clock: VirtualClock
+
+    def send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None: ...
+    def push_nbytes(self, index: int, made: Contribution) -> int: ...
+    def arrived(self, message: Message) -> None: ...
+    def goes_on(self, message: Message) -> None: ...
+    def receive(self, event: Event) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +34,7 @@ class Process:
     """Of worker `index` in `run`."""
 
     participant: Participant
-    run: VirtualRun
+    run: Running
     meter: WorkerMeter
     index: int
     incarnation: int
