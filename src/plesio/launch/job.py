@@ -17,7 +17,7 @@ from plesio.observe.logbook import Logbook
 from plesio.observe.standing import ALL, Standing
 from plesio.observe.summary import Evaluation, Incident, Logged, lower_is_better
 from plesio.observe.totals import Totals
-from plesio.protocol.launcher import Final, Lately, Progress
+from plesio.protocol.launcher import Final, Lately, Progress, SwitchRequest, ToServer
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
 from plesio.tables.module import Table
@@ -171,6 +171,11 @@ class Live:
     switcher: Callable[[int, str], None] | None = field(default=None, repr=False)
     phases: tuple[str, ...] = ()
     """What the phases of the strategy are called, if it has any (`ps.phases`)."""
+
+    def may_switch(self, strategy: Strategy, order: Callable[[ToServer], None]) -> None:
+        """`order` tells the server what whoever watches the run wants; it may be another phase of `strategy`, if it has any."""
+        if phases := phase_names(strategy):
+            self.phases, self.switcher = phases, lambda phase, why: order(SwitchRequest(phase, why))
 
     def stands(self, told: Progress | Final) -> None:
         """So the run stands now."""

@@ -46,6 +46,11 @@ class Patience:
         """The server begins to write a checkpoint, or has written it."""
         self.writing, self._written_s = under_way, time.monotonic()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is to end anyway."""
+        return self.asked or self._ctrl_c.pressed > 0
+
     def left_s(self) -> float:
         """How much longer the launcher waits for anybody."""
         if not self._ctrl_c.pressed:
