@@ -144,9 +144,9 @@ FAULTS = (
         "the run changes its strategy one look later than was asked for",
     ),
     Fault(
-        "core/row_requests.py",
-        "number, seat.rows_wanted = seat.rows_wanted, 0",
-        "number = seat.rows_wanted",
+        "core/membership.py",
+        "owed, self.owed = self.owed, ()",
+        "owed = self.owed",
         "rows that were asked for ahead are served twice, to whoever does not ask",
     ),
     Fault(

@@ -21,4 +21,5 @@ def call_off(seats: Iterable[Seat], version: int) -> Iterator[Effect]:
             yield Discard(worker, seat.incarnation, number, Verdict.CANCELLED, version - seat.computing)
             yield Show(worker, version, unasked=True)
             yield Cancel(worker, number, version)
+            yield from seat.take_owed()
             seat.next_number, seat.computing, seat.called_off = number + 1, version, True

@@ -96,15 +96,15 @@ class DataLeases:
         """How many batches an epoch has; None before anybody asked for one."""
         return self._total
 
-    def choose(self, items: tuple[int, ...]) -> None:
-        """These may be drawn (empty: all) from the first epoch on of which nothing is given out.
+    def choose(self, items: tuple[int, ...] | None) -> None:
+        """These may be drawn (empty: all; None: those of before) from the first epoch on of which nothing is given out.
 
         >>> leases = DataLeases(workers=1, stealing=True)
         >>> _ = leases.take(0, epoch=0, total=2, most=2)
         >>> leases.choose((5, 6, 7)); leases.choices
         [(1, (5, 6, 7))]
         """
-        if items != (self.choices[-1][1] if self.choices else ()):
+        if items is not None and items != (self.choices[-1][1] if self.choices else ()):
             self.choices.append((self._epochs, items))
 
     @property

@@ -23,7 +23,7 @@ from typing import Self
 
 import msgspec
 
-from plesio.core.events import Verdict
+from plesio.core.events import Effect, Verdict
 
 
 class MembershipState(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Seat:
         verdict, staleness: what that answer will say.
         arrived: the highest number that came in. A number that was called off may still come in.
         called_off: a step was called off, and its worker may not know yet.
-        rows_wanted: the contribution that it wants rows for after the fold that it is in.
+        owed: what is done for it once the contribution that it is at is folded, or called off.
         samples: behind the last contribution that had any. A second optimizer's contribution is of the same samples.
     """
 
@@ -63,8 +63,12 @@ class Seat:
     staleness: int = 0
     arrived: int = 0
     called_off: bool = False
-    rows_wanted: int = 0
+    owed: tuple[Effect, ...] = ()
     samples: int = 0
+
+    def take_owed(self) -> tuple[Effect, ...]:
+        owed, self.owed = self.owed, ()
+        return owed
 
 
 class Membership:

@@ -3,6 +3,8 @@
 A request is served at once, from what was folded before it came. One kind waits: rows that are asked for ahead, where the fold of
 the worker's contribution under way is to step rows. These are served after that fold, or when that contribution is called off.
 So they are never stale.
+
+Promise: a member that wants rows is served once for each request.
 """
 
 from __future__ import annotations
@@ -22,16 +24,9 @@ class RowRequests:
     def wanted(self, event: RowsWanted, seat: Seat) -> tuple[Effect, ...]:
         """`seat` wants rows."""
         if event.ahead and self._with_fold and event.number - 1 in (seat.next_number, seat.waiting):
-            seat.rows_wanted = event.number
+            seat.owed = (Serve(event.worker, event.number, ahead=True),)
             return ()
         return (Serve(event.worker, event.number, event.ahead),)
-
-    def served_late(self, seat: Seat) -> tuple[Effect, ...]:
-        """What `seat` is at is folded, or called off."""
-        if not seat.rows_wanted:
-            return ()
-        number, seat.rows_wanted = seat.rows_wanted, 0
-        return (Serve(seat.worker, number, ahead=True),)
 
     def stepped_at_once(self, event: Pushed) -> tuple[Effect, ...]:
         """A contribution is taken, and may wait for its fold."""

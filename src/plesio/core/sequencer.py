@@ -1,4 +1,4 @@
-"""The one total order: which contribution is folded, with what weight, into which version, and who goes on.
+"""The one total order, a state machine: which contribution is folded, with what weight, into which version, and who goes on.
 
 Theory. The sequencer is told events, in the order they came, and answers with effects, in the order they are to be
 done. It holds no tensor and asks for nothing: the same object runs under real processes, under virtual time and under a
@@ -6,7 +6,7 @@ recorded schedule. The six questions are asked in turn of every contribution:
 
     Pushed -> the next of its sender?       no: DUPLICATE or FENCED: Discard, no answer (it had one)
            -> finite?                       no: Discard, counts as having come (if it is of this round)
-           -> any work in it?               no: it came, and that is all (a worker without clients in a round)
+           -> any work in it?               no: it came, and that is all
            -> admit: fresh enough?          no: Discard, the worker starts again from the current version
            -> rows of tables                FoldRows, where they step at once
            -> weigh, gather: pending        Hold it, if its worker goes on before the fold
@@ -28,15 +28,13 @@ Promises, asserted here and checked from outside by the tests:
    two exceptions. Somebody looks at a round: all wait from `RoundEnded` to `RoundBegins`. A version takes a least number of
    workers, and fewer are there: they wait for `silence_s` at most (`Short`);
 5. pending contributions are bounded: by the workers ever seated in this round, and by k - 1 under Buffer(k);
-6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`);
-7. a member that wants rows of tables is served once for each request (`plesio.core.row_requests`);
-8. another phase begins when every member waits, and nothing is pending (`plesio.core.switching`).
+6. a worker is called off once, until it is known to have heard of that (`plesio.core.cancelling`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Self
+from collections.abc import Callable, Collection
+from typing import Any, Self
 
 import msgspec
 
@@ -77,7 +75,7 @@ class Sequencer:
 
     # Rarely set, and so of the class: with more than 30 of its own an object's attributes are found more slowly.
     _looked_at = False  # whether a round ends with a look at its version
-    _given_up = False  # whether the run ends while workers are missing
+    _ends = False  # whether the run ends while workers are missing
 
     def __init__(
         self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
@@ -94,6 +92,17 @@ class Sequencer:
         self.held: list[Seat] | None = None
         """Between two rounds that are looked at: those that go on with the next one."""
         self._effects: list[Effect] = []
+        self.draining = False
+        """Whether other rules are to hold once every member waits: nobody goes on before."""
+        self._decide: dict[type, Callable[[Any], None]] = {
+            events.Joined: self._joined,
+            events.Left: self._gone,
+            events.Scaled: self._scaled,
+            events.Switched: self._switched,
+            events.RoundBegins: self._round_begins,
+            events.GivenUp: self._given_up,
+            events.Ticked: self._ticked,
+        }
         self._begin(self.phases.strategy)
 
     def _begin(self, strategy: Strategy) -> None:
@@ -169,33 +178,11 @@ class Sequencer:
             self._sender = event.worker
             self._pushed(event)
         else:
-            self._of_others(event)
+            self._sender = getattr(event, "worker", -1)
+            self._decide.get(type(event), self._of_member)(event)
         if self.grace_until_s != until_s:
             self._effects.append(events.WakeAt(self.grace_until_s))
         return self._effects
-
-    def _of_others(self, event: Event) -> None:
-        self._sender = event.worker if isinstance(event, events.WorkerEvent) else -1
-        if isinstance(event, events.Joined):
-            self._joined(event)
-        elif isinstance(event, events.Left):
-            finished = not event.died and event.worker < self.workers  # others were told to leave
-            self._left(event.worker, event.incarnation, finished)
-        elif isinstance(event, events.Scaled):
-            self._scaled(event.workers)
-        elif isinstance(event, events.Switched):
-            self.phases.ask(event.phase, self._now_s)
-            self._settle()
-        elif isinstance(event, events.RoundBegins):
-            self._round_begins(event.clients)
-        elif isinstance(event, events.GivenUp):
-            self._given_up = True
-            self._settle()
-        elif isinstance(event, events.Ticked):
-            self._ticked()
-        elif (seat := self.members.seat(event.worker, event.incarnation)) is not None:
-            seat.heard_s = self._now_s
-            self._of_data(event, seat)
 
     # Membership
 
@@ -212,6 +199,10 @@ class Sequencer:
         self.members.waits(seat)
         self._grant(seat)
 
+    def _gone(self, event: events.Left) -> None:
+        finished = not event.died and event.worker < self.workers  # others were told to leave
+        self._left(event.worker, event.incarnation, finished)
+
     def _left(self, worker: int, incarnation: int, finished: bool = False) -> None:
         """A contribution that already came still counts, though its worker is gone; unfinished work does not."""
         seat = self.members.leave(worker, incarnation, self._now_s if finished else None)
@@ -225,14 +216,18 @@ class Sequencer:
         self._count_anew()
         self._settle()
 
-    def _scaled(self, workers: int) -> None:
+    def _scaled(self, event: events.Scaled) -> None:
         """Rounds need no word of it: they are of those who are members."""
-        self.workers = workers
+        workers = self.workers = event.workers
         self._folds.share_among(workers)
         self.leases.share_out(workers)
         self._effects.append(events.Share(workers))
 
-    def _ticked(self) -> None:
+    def _given_up(self, _: events.GivenUp) -> None:
+        self._ends = True
+        self._settle()
+
+    def _ticked(self, _: events.Ticked) -> None:
         left_over = self.members.left_over(self._now_s)
         for seat in left_over or self.members.silent(self._now_s):
             if left_over or self._waited_for(seat):
@@ -252,14 +247,18 @@ class Sequencer:
         return [seat.worker for seat in seats if seat.waiting is None and self._waited_for(seat)]
 
     def _waited_for(self, seat: Seat) -> bool:
-        """Whether others are held until `seat` pushes: a fold and another phase wait for everybody, a clock bound only for the
+        """Whether others are held until `seat` pushes: a fold and other rules wait for everybody, a clock bound only for the
         slowest."""
-        holds = self._after_fold or seat.clock == self.members.slowest or self.phases.following is not None
+        holds = self._after_fold or seat.clock == self.members.slowest or self.draining
         return holds and self.members.waiting > 0
 
     # Data
 
-    def _of_data(self, event: Event, seat: Seat) -> None:
+    def _of_member(self, event: events.WorkerEvent) -> None:
+        seat = self.members.seat(event.worker, event.incarnation)
+        if seat is None:
+            return
+        seat.heard_s = self._now_s
         if isinstance(event, events.LeaseWanted):
             self._lease(event)
         elif isinstance(event, events.RowsWanted):
@@ -295,12 +294,8 @@ class Sequencer:
             self._call_off((seat,))
 
     def _call_off(self, seats: Collection[Seat]) -> None:
-        if self.phases.following is not None:  # they would begin another step, and others wait for them
-            return
-        for effect in call_off(seats, self.version):
-            self._effects.append(effect)
-            if isinstance(effect, events.Cancel):
-                self._effects += self._rows.served_late(self.members.seats[effect.worker])
+        if not self.draining:  # they would begin another step, and others wait for them
+            self._effects += call_off(seats, self.version)
 
     # Contributions
 
@@ -377,7 +372,7 @@ class Sequencer:
                 self._wait_for_others()
         if not self._after_fold and self.members.waiting:
             self._release_by_clock()
-        if self.phases.following is not None and self.members.waiting == len(self.members.seats):
+        if self.draining and self.members.waiting == len(self.members.seats):
             self._switch()
         assert self.members.waiting < len(self.members.seats) or not self.members.seats or self._may_wait, (
             "promise 4: every live worker waits for another"
@@ -406,7 +401,7 @@ class Sequencer:
             self.grace_until_s = min(self.grace_until_s, self._now_s + self._gather.deadline_s)
         if self._enough or self.members.waiting < len(self.members.seats):
             return
-        if self._given_up:
+        if self._ends:
             self._drop_pending()
             return
         first, self._short = not self._short, True
@@ -432,10 +427,9 @@ class Sequencer:
                 seat.verdict = Verdict.STALE
                 self._grant(seat)
 
-    def _round_begins(self, clients: tuple[int, ...] | None) -> None:
+    def _round_begins(self, event: events.RoundBegins) -> None:
         """The last version was looked at: those who wait go on."""
-        if clients is not None:
-            self.leases.choose(clients)
+        self.leases.choose(event.clients)
         self._looked_at = True
         held, self.held = self.held or (), None
         for seat in held:
@@ -471,7 +465,7 @@ class Sequencer:
             self.version += 1
             self._effects.append(self._folds.of(self.version, counting))
             if self.version >= self.phases.due_at:
-                self.phases.due(self.version, self._now_s)
+                self.draining = self.phases.due(self.version, self._now_s)
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -503,28 +497,31 @@ class Sequencer:
             if self._release.unconditional or self._release.may_go(seat.clock, slowest):
                 self._grant(seat)
 
+    def _switched(self, event: events.Switched) -> None:
+        self.draining = self.phases.ask(event.phase, self._now_s)
+        self._settle()
+
     def _switch(self) -> None:
-        """Every member waits: fold what is pending as it is, and have all go on in the next phase."""
+        """Every member waits: fold what is pending as it is, and have all go on by other rules."""
         if self._pending:
             self._fold()
-        assert not self._pending and self.members.waiting == len(self.members.seats), "promise 8: the run is drained"
-        was, waited_s = self.phases.now, self.phases.begin(self._now_s)
+        assert not self._pending and self.members.waiting == len(self.members.seats), "the run is drained"
+        self._effects += self.phases.begin(self._now_s)
+        self.draining = False
         self._begin(self.phases.strategy)
         self.members.begin_anew(self.version)
-        if self.phases.now != was:
-            self._effects.append(events.Switch(self.phases.now, waited_s))
         for seat in self.members.seats.values():
             self._grant(seat)
 
     def _grant(self, seat: Seat) -> None:
-        if self.phases.following is not None:  # with the next phase
+        if self.draining:
             return
         if self.held is not None:  # with the next round
             self.held.append(seat)
             return
         assert seat.waiting is not None, "promise 1: a contribution is answered once"
-        if seat.rows_wanted:
-            self._effects += self._rows.served_late(seat)
+        if seat.owed:
+            self._effects += seat.take_owed()
         by_other = seat.worker != self._sender
         self._effects += (
             events.Show(seat.worker, self.version),

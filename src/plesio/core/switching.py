@@ -10,12 +10,15 @@ for. The run is then drained, and begins anew where it is:
    at 0.
 4. All members are shown that version, and answered.
 
+Promise: another phase begins when every member waits, and nothing is pending.
+
 So a member waits once, for the slowest; as elsewhere one that is silent for too long is evicted. A phase that begins at a version
 begins with exactly that one where everybody waits for each fold. Elsewhere the work that was under way is folded first.
 """
 
 from __future__ import annotations
 
+from plesio.core.events import Switch
 from plesio.strategy import Strategy
 
 
@@ -31,10 +34,10 @@ class Phases:
     >>> one = Phases(phases(sync_sgd(), (100, async_sgd())))
     >>> one.due_at, one.strategy.name, one.following
     (100, 'sync_sgd', None)
-    >>> one.due(100, now_s=5.0); one.following
-    1
-    >>> round(one.begin(now_s=5.2), 3), one.strategy.name, one.due_at
-    (0.2, 'async_sgd', inf)
+    >>> one.due(100, now_s=5.0), one.following
+    (True, 1)
+    >>> one.begin(now_s=6.0), one.strategy.name, one.due_at
+    ((Switch(phase=1, waited_s=1.0),), 'async_sgd', inf)
     """
 
     def __init__(self, strategy: Strategy, now: int = 0, version: int = 0) -> None:
@@ -49,21 +52,22 @@ class Phases:
         """The one whose rules hold."""
         return self.whole.phases[self.now]
 
-    def due(self, version: int, now_s: float) -> None:
-        """There is the version at which another phase begins."""
+    def due(self, version: int, now_s: float) -> bool:
+        """There is the version at which another phase begins. Whether the run is to be drained."""
         self.due_at = self.whole.next_phase_at(version)
-        self.ask(self.whole.phase_at(version), now_s)
+        return self.ask(self.whole.phase_at(version), now_s)
 
-    def ask(self, phase: int, now_s: float) -> None:
-        """The run is to go over to `phase`; if it is drained already, to this one instead."""
+    def ask(self, phase: int, now_s: float) -> bool:
+        """The run is to go over to `phase`; if it is drained already, to this one instead. Whether it is to be drained."""
         assert 0 <= phase < len(self.whole.phases), "there is such a phase"
         if self.following is not None:
             self.following = phase
         elif phase != self.now:
             self.following, self._since_s = phase, now_s
+        return self.following is not None
 
-    def begin(self, now_s: float) -> float:
-        """It is drained, and goes on in the phase that follows; how many seconds that took."""
+    def begin(self, now_s: float) -> tuple[Switch, ...]:
+        """It is drained, and goes on in the phase that follows, if that is another one by now."""
         assert self.following is not None, "it is drained for one"
-        self.now, self.following = self.following, None
-        return now_s - self._since_s
+        was, self.now, self.following = self.now, self.following, None
+        return (Switch(self.now, now_s - self._since_s),) if self.now != was else ()

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from plesio.core.events import Event, Grant, Leased, LeaseWanted, Pushed
+from plesio.core.events import Event, Grant, Leased, LeaseWanted, Pushed, Ticked
 from plesio.core.membership import Membership, Seat
 from plesio.core.sequencer import Sequencer
 from torture.bugs.planting import bug
@@ -122,7 +122,7 @@ class _Heartless(WorkerSession):
 
 @bug("nobody is ever evicted")
 class _Patient(Sequencer):
-    def _ticked(self) -> None:
+    def _ticked(self, _: Ticked) -> None:
         pass
 
 

@@ -20,7 +20,7 @@ _before = set(BUGS)
 class _Hurries(Sequencer):
     def _settle(self) -> None:
         super()._settle()
-        if self.phases.following is not None and self.members.waiting:
+        if self.draining and self.members.waiting:
             self._switch()
 
 

@@ -121,8 +121,10 @@ class _ServesAtOnce(Sequencer):
 
 
 class _Twice(RowRequests):
-    def served_late(self, seat: Seat) -> tuple[Effect, ...]:
-        return 2 * super().served_late(seat)
+    def wanted(self, event: RowsWanted, seat: Seat) -> tuple[Effect, ...]:
+        effects = super().wanted(event, seat)
+        seat.owed *= 2
+        return effects
 
 
 @bug("rows are served twice")
