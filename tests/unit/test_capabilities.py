@@ -13,6 +13,7 @@ from plesio.observe.meter import Meter
 from plesio.server.capabilities import CAPABILITIES, capabilities_of
 from plesio.server.capabilities.clients import Clients
 from plesio.server.capabilities.phases import PhaseChanges
+from plesio.server.capabilities.rounds import Rounds
 from plesio.server.capabilities.tables import Tables
 from plesio.server.capability import Capability, those_with
 from plesio.server.checkpointer import Checkpointer
@@ -33,13 +34,13 @@ def program_of(strategy: Strategy, clients: str = "") -> Program:
 
 
 def test_the_order_is_one_list() -> None:
-    assert (PhaseChanges, Clients, Tables) == CAPABILITIES
+    assert (Rounds, PhaseChanges, Clients, Tables) == CAPABILITIES
 
 
 def test_a_run_without_them_tells_nobody_of_its_contributions() -> None:
     program = program_of(ps.async_sgd())
     able = capabilities_of(program)
-    assert [*map(type, able)] == [Tables]
+    assert [*map(type, able)] == [Rounds, Tables]
     assert not any(those_with(able, hook) for hook in HOT)
     assert Switch not in program.actions
 
@@ -53,7 +54,7 @@ def test_a_run_has_what_it_was_asked_for(
     strategy: Strategy, clients: str, more: type[Capability], tmp_path: Path
 ) -> None:
     program = program_of(strategy, str(tmp_path / clients) if clients else "")
-    assert {*map(type, capabilities_of(program))} == {Tables, more}
+    assert {*map(type, capabilities_of(program))} == {Rounds, Tables, more}
 
 
 def test_each_effect_is_done_by_somebody() -> None:

@@ -10,7 +10,7 @@ that died. A contribution is known by its key `(worker, incarnation, number)`; n
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -236,6 +236,9 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, gc=False):
     worker: int
     number: int
     version: int
+    verdict: ClassVar[Verdict] = Verdict.CANCELLED
+    staleness: ClassVar[int] = 0
+    steps: ClassVar[int] = 0
 
 
 class Show(msgspec.Struct, frozen=True, gc=False):

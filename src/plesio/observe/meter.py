@@ -59,6 +59,7 @@ class WorkerMeter:
     held_since_s: float = 0.0
     came: bool = False
     left: str | None = None
+    left_s: float | None = None  # when it left last, by the server's clock
     nominal: float = 0.0
     stale: int = 0  # staleness of the last folded contribution
     staleness: Counter[int] = field(default_factory=Counter)

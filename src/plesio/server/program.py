@@ -1,4 +1,4 @@
-"""The server's program: it is told what happens and when, has it decided, and carries out what was decided.
+"""The server's program, one state machine: it is told what happens and when, has it decided, and carries that out.
 
     message -> event -> sequencer -> effect -> memory (folding), replies (answers)
                                             -> meter (figures), checkpointer, recorder (the journal)
@@ -16,19 +16,15 @@ answers.
 | effect        | memory    | replies                      | figures                           | journal  |
 | ------------- | --------- | ---------------------------- | --------------------------------- | -------- |
 | Hold, Forget, | does them | -                            | -                                 | -        |
-| Share, Show,  |           |                              |                                   |          |
-| FoldRows      |           |                              |                                   |          |
+| Share, Show   |           |                              |                                   |          |
 | Fold          | does it   | -                            | staleness of each member          | fold     |
 | Discard       | -         | DUPLICATE, FENCED: repeated  | the others: counted, by reason    | discard  |
 | Grant         | its place | granted                      | exchange and wait; progress       | -        |
 | Cancel        | its place | called_off                   | time in vain; progress            | -        |
 | Leased        | -         | supplied                     | -                                 | -        |
-| Serve         | does it   | supplied                     | -                                 | -        |
 | WakeAt        | -         | wake_at                      | -                                 | -        |
 | Evict         | -         | evicted                      | how it left; an incident          | eviction |
-| Switch        | does it   | -                            | an incident                       | -        |
-| RoundEnded    | -         | round_ended                  | -                                 | -        |
-| Short         | -         | -                            | an incident, or the run's end     | -        |
+| others        | what `plesio.server.capabilities` have of them: this program knows none                     |
 """
 
 from __future__ import annotations
@@ -43,13 +39,13 @@ from msgspec.structs import asdict, replace
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
-from plesio.errors import CheckpointError, ConfigurationError, DeadlineError
+from plesio.errors import CheckpointError, ConfigurationError
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import RoundMade, StopRequest, ToServer, Trouble, Writing
+from plesio.protocol.launcher import StopRequest, ToServer, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -121,47 +117,42 @@ class Program:
         self.recorder = recorder or Recorder()
         self._answers = checkpointer is not None
         self.checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
-        self._tell = tell
+        self.tell = tell
         self._seen: set[int] = set()  # workers that have joined
         self._agreement = Agreement(strategy, self.trouble)
         self.ended_s: float | None = None  # the last steps of slow workers are not held against the fast
         self.non_finite = NonFinite(self.trouble, raise_on_nonfinite)
         self.before = Taken()
         """What was done before the run was resumed."""
-        self._now_s = 0.0  # when what is dealt with now came
+        self.now_s = 0.0  # when what is dealt with now came
         self.made_s = 0.0
         """When the version that is current was made."""
         self._begun_at = 0  # the version that training begins with, or goes on from
         self._timing = CheckpointTiming(self.checkpointer.every_s, sequencer.members.silence_s)
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
-        self._by_round = by_round
-        self._left_s: dict[int, float] = {}  # by worker
+        self.by_round = by_round
+        self._inherits = strategy.every.among_ranks  # a worker's successor goes on with what it held
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
-        self.go_by_phase()
+        self.go_by_rules()
         able = capabilities_of(self)
         self._begun, self._went_back = those_with(able, Capability.begun), those_with(able, Capability.went_back)
         self._joined, self._came = those_with(able, Capability.joined), those_with(able, Capability.came)
         self._folded, self._discarded = those_with(able, Capability.folded), those_with(able, Capability.discarded)
-        self._unsettled, self._left_over = (
-            those_with(able, Capability.unsettled),
-            those_with(able, Capability.left_over),
-        )
+        self._unsettled, self._stopped = those_with(able, Capability.unsettled), those_with(able, Capability.stopped)
+        self._left_over = those_with(able, Capability.left_over)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
             events.Hold: self._move,
             events.Share: self._move,
             events.Forget: self._move,
-            events.FoldRows: self._move,
             events.Show: self._show,
             events.WakeAt: lambda wake: replies.wake_at(wake.time_s),
             events.Discard: self._discard,
             events.Cancel: self._cancel,
             events.Leased: self._leased,
             events.Evict: self._evict,
-            events.RoundEnded: self._round_ended,
-            events.Short: self._is_short,
         }
         """What is done of each kind of effect."""
         self._supplies: dict[type, Supplies] = {LeaseRequest: self._lease}
@@ -177,10 +168,10 @@ class Program:
         """What goes over the line with a message of this `kind`, but for parameters; `about`: what the worker said."""
         return self._nbytes[kind](worker, about) if kind in self._nbytes else 0
 
-    def go_by_phase(self) -> None:
-        """The strategy of the sequencer's phase holds from now on."""
-        phase = self.phase = self.sequencer.phases.now
-        strategy = self.strategy = self.sequencer.phases.strategy
+    def go_by_rules(self) -> None:
+        """Those that the sequencer decides by hold from now on."""
+        rules = self.sequencer.phases
+        phase, strategy = self.phase, self.strategy = rules.now, rules.strategy
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._agreement = self._agreement.under(strategy)
         self._only_time = Located(GoOn(0, False, Verdict.TAKEN, phase=phase), 0)  # where workers only take time
@@ -208,10 +199,8 @@ class Program:
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
-        if self._by_round:
-            self.receive(events.RoundBegins(), now_s)
         for begun in self._begun:
-            begun(resumed)
+            begun(resumed, now_s)
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
@@ -225,7 +214,7 @@ class Program:
         )
         self.sequencer.leases.lone = was.leases.lone
         self._begun_at = self.version
-        self.go_by_phase()
+        self.go_by_rules()
         self.memory.do(events.Share(self.sequencer.workers))
         if (own := self.memory.own) is not None:
             own.go_back(self.version)
@@ -235,12 +224,6 @@ class Program:
         was = self.sequencer.workers
         self.receive(events.Scaled(workers), now_s)
         self.trouble(None, f"scaled from {was} to {workers} workers")
-
-    def begin_round(self, clients: tuple[int, ...] | None, now_s: float) -> None:
-        """The last version was looked at. A checkpoint that had to wait for that is of it, with what was chosen."""
-        self.receive(events.RoundBegins(clients), now_s)
-        if self._timing.waits:
-            self.keep(now_s)
 
     def order(self, order: ToServer, now_s: float) -> None:
         """Whoever watches the run wants what it is able to do."""
@@ -256,8 +239,7 @@ class Program:
             self.receive(events.Ticked(), now_s)
         self.recorder.keep(JournalWriter.flush)
         self._tell_news()
-        if self._timing.waits:
-            self.keep(now_s)
+        self.keep_late(now_s)
         if self.begun and not self.stopping and self._timing.due(now_s):  # who hears of the stop leaves a fold early
             self.keep(now_s)
 
@@ -269,8 +251,8 @@ class Program:
         self.stopping, self.ended_s = True, now_s
         self._timing.stopped()
         self.keep(now_s)
-        if self.strategy.gather.least is not None:
-            self.receive(events.GivenUp(), now_s)
+        for stopped in self._stopped:
+            stopped(now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
         """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
@@ -302,15 +284,20 @@ class Program:
             self.trouble(None, f"no exchange of worker {who} for {waited_s:g} s: the checkpoint lacks what it holds")
         self.when_whole(partial(self._keep, now_s), held=True)
 
+    def keep_late(self, now_s: float) -> None:
+        """Write the checkpoint that somebody waits for, if it may be written by now."""
+        if self._timing.waits:
+            self.keep(now_s)
+
     @property
     def unsettled(self) -> bool:
-        """Whether a checkpoint has to wait: somebody looks at a round, and may choose; or what the run is able to do wants it."""
-        return self.sequencer.held is not None or any(unsettled() for unsettled in self._unsettled)
+        """Whether a checkpoint has to wait: what the run is able to do wants it."""
+        return any(unsettled() for unsettled in self._unsettled)
 
     def _writes(self, under_way: bool) -> None:
         if under_way != self._writing:
             self._writing = under_way
-            self._tell(Writing(under_way))
+            self.tell(Writing(under_way))
 
     def _keep(self, now_s: float) -> None:
         if self.is_finite():
@@ -366,19 +353,19 @@ class Program:
     def trouble(self, worker: int | None, what: str, fatal: str = "", kind: str = "", died: bool = False) -> None:
         """Tell what happened (to `worker`); `fatal`: and why that ends the run, by an error of class `kind`."""
         time_s = self.replies.now_s() - self.meter.zero_s if self.meter.begun else 0.0
-        self._tell(Trouble(Incident(time_s, worker, cut(what)), fatal, kind, died))
+        self.tell(Trouble(Incident(time_s, worker, cut(what)), fatal, kind, died))
 
     # What a worker says
 
     def returned(self, worker: int) -> None:
         """Somebody has taken a dead worker's seat."""
         self.meter.workers[worker].left = ""
-        self.trouble(worker, f"worker {worker} is back" if not self.strategy.every.among_ranks else BEGUN_ANEW)
+        self.trouble(worker, f"worker {worker} is back" if not self._inherits else BEGUN_ANEW)
 
     def joined(self, worker: int, incarnation: int, now_s: float, at: events.Whereabouts | None = None) -> None:
         if worker in self._seen:
             self.checkpointer.again(worker)
-            self._forget(worker, not self.strategy.every.among_ranks)
+            self._forget(worker, not self._inherits)
         self._agreement.came_late |= self.version > self._begun_at
         self._seen.add(worker)
         self._told_choices[worker] = 0
@@ -425,8 +412,7 @@ class Program:
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
-        if self._timing.waits:
-            self.keep(now_s)
+        self.keep_late(now_s)
         meter.held_since_s = self.replies.now_s()
         self.meter.totals.served_s += meter.held_since_s - now_s
         self.meter.totals.missing_gradients += made.missing
@@ -470,8 +456,8 @@ class Program:
         """A process works no more: it finished, was `told` to leave, or died. What it had sent may still be on its way."""
         self.listening[worker] = False
         self._joining.pop(worker, None)
-        self._left_s[worker] = self.replies.now_s()
-        self.meter.workers[worker].left = "died" if died else TOLD if told else "finished"
+        meter = self.meter.workers[worker]
+        meter.left_s, meter.left = self.replies.now_s(), "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
             alone = all(one.left for one in self.meter.seated)
             lent = self.sequencer.leases.per_epoch is not None  # else each has data of its own
@@ -479,7 +465,7 @@ class Program:
             if self.strategy.send.stepped and not self.strategy.every.by_client:  # a client begins with a fresh one
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
-            if self.strategy.every.among_ranks:
+            if self._inherits:
                 state = "" if self.begun and self.memory.states.leaves else "; the state of the optimizer begins anew"
                 what = f"what the workers did after version {self.version} is lost, and its data leased again{state}"
             self.trouble(worker, what, died=True)
@@ -488,7 +474,7 @@ class Program:
         """Nothing comes of it any more."""
         seat = self.sequencer.members.seat(worker, incarnation)
         state = None
-        if died and seat is not None and self.strategy.every.among_ranks:  # its successor goes on with it
+        if died and seat is not None and self._inherits:
             state = self.memory.states.of(worker, seat.arrived)
         self._forget(worker, died)
         if state is not None:
@@ -511,7 +497,7 @@ class Program:
 
     def receive(self, event: Event, now_s: float, loss: float = nan) -> bool:
         """Have `event`, of `now_s`, decided, and do what is to be done; whether there was anything."""
-        self._now_s = now_s
+        self.now_s = now_s
         effects = self.sequencer.receive(event, now_s)
         actions = self.actions
         for effect in effects:
@@ -520,7 +506,7 @@ class Program:
         self.recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
         return bool(effects)
 
-    def _move(self, effect: events.Hold | events.FoldRows | events.Share | events.Forget) -> None:
+    def _move(self, effect: events.Hold | events.Share | events.Forget) -> None:
         self.memory.do(effect)
 
     def _show(self, show: events.Show) -> None:
@@ -532,12 +518,9 @@ class Program:
         if not self._answers:
             return self._only_time
         worker, version, stop, riders = effect.worker, effect.version, self.stopping, self.checkpointer.riders
-        if isinstance(effect, events.Cancel):
-            answer: Answer = GoOn(version, stop, Verdict.CANCELLED, 0, riders.answer, phase=self.phase)
-        elif effect.number:
-            answer = GoOn(
-                version, stop, effect.verdict, effect.staleness, riders.answer, effect.steps, phase=self.phase
-            )
+        if effect.number:
+            verdict, staleness = effect.verdict, effect.staleness
+            answer: Answer = GoOn(version, stop, verdict, staleness, riders.answer, effect.steps, phase=self.phase)
         else:
             before = asdict(self.checkpointer.before[worker])
             answer = Beginning(
@@ -559,7 +542,7 @@ class Program:
             meter.granted_s = has_it_s
             return
         self.meter.answers += 1
-        meter.granted(has_it_s, self._now_s if grant.freed_by_other else None)
+        meter.granted(has_it_s, self.now_s if grant.freed_by_other else None)
 
     def _cancel(self, cancel: events.Cancel) -> None:
         worker = cancel.worker
@@ -573,7 +556,7 @@ class Program:
             self.meter.workers[worker].cancelled(heard_s, cancel.number)
 
     def _fold(self, fold: events.Fold) -> None:
-        self.made_s = self._now_s
+        self.made_s = self.now_s
         for member in fold.members:
             self.meter.folded(member.worker, member.staleness)
         if self._agreement.watches:
@@ -602,42 +585,14 @@ class Program:
             reply, self._told_choices[worker] = replace(reply, choices=tuple(new)), len(choices)
         self.replies.supplied(worker, reply)
 
-    def _round_ended(self, ended: events.RoundEnded) -> None:
-        time_s, version, samples = self.standing(self._now_s)
-        meters = [self.meter.workers[one.worker] for one in ended.members]
-        worked = [max(0.0, one.ready_s - one.granted_s) for one in meters]
-        sites = tuple((one.worker, one.samples, took_s) for one, took_s in zip(ended.members, worked, strict=True))
-        made = RoundMade(time_s=time_s, version=version, samples=samples, sites=sites, per_round=ended.per_round)
-        self.replies.round_ended(made)
-
-    def _is_short(self, short: events.Short) -> None:
-        """Too few workers are left for a version: say who is missing, and how long the others wait."""
-        seats, silence_s = self.sequencer.members.seats, self.sequencer.members.silence_s
-        missing = [one for one in range(self.sequencer.workers) if one not in seats]
-        who = ", ".join(f"worker {one} {self._how_it_left(one)}" for one in missing) or "nobody: some do not count"
-        what = f"version {self.version + 1} takes {short.least} workers, and {short.came} came (missing: {who})"
-        if short.hopeless:
-            self._tell(StopRequest(f"too few workers are left: {what}"))
-        elif short.over:
-            self.keep(self._now_s)
-            why = f"{what}; the others have waited for {silence_s:g} s (timeout_s)"
-            self.trouble(None, why, why, DeadlineError.__name__)
-        else:
-            self.trouble(None, f"{what}: the others wait, for {silence_s:g} s at most (timeout_s)")
-
-    def _how_it_left(self, worker: int) -> str:
-        if worker not in self._left_s:
-            return "has not come"
-        return f"{self.meter.workers[worker].left or 'left'} {max(0.0, self._now_s - self._left_s[worker]):.0f} s ago"
-
     def _evict(self, evict: events.Evict) -> None:
         worker = evict.worker
         others = "while others waited for it" if self.sequencer.members.seats else "and all the others had ended"
         self.trouble(worker, f"worker {worker} was silent for {evict.silent_s:.0f} s {others}: evicted")
         self._forget(worker, True)
         self.listening[worker] = False
-        self._left_s[worker] = self._now_s
-        self.meter.workers[worker].left = "evicted"
+        meter = self.meter.workers[worker]
+        meter.left_s, meter.left = self.now_s, "evicted"
         self.replies.evicted(evict)
 
 

@@ -217,9 +217,9 @@ class Server:
                 self.workers.open(message, descriptors)
             case launcher.Scale(workers):
                 self._scale(workers)
-            case launcher.BeginRound(clients):
+            case launcher.BeginRound():
                 self.machine.folder.forget(ENGINE)
-                self.program.begin_round(clients, self.now_s())
+                self.program.order(message, self.now_s())
             case launcher.Keep():
                 self.program.keep(self.now_s())
             case launcher.Measure(window_s):

@@ -41,7 +41,7 @@ from plesio.launch.simulated.workers import Answer, Message, Participant, State
 from plesio.memory.port import Memory
 from plesio.observe.meter import SPANS_MAX, Meter
 from plesio.observe.summary import Incident, limit_reached
-from plesio.protocol.launcher import Final, Progress, RoundMade, StopRequest, ToServer, Trouble, Writing
+from plesio.protocol.launcher import BeginRound, Final, Progress, RoundMade, StopRequest, ToServer, Trouble, Writing
 from plesio.protocol.worker import Contribution, GoOn, Need, Supply
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
@@ -340,8 +340,7 @@ class VirtualRun(Replies):
 
     def _look_at(self, made: RoundMade) -> None:
         assert self._on_round is not None, "somebody looks at rounds"
-        self.program.begin_round(self._on_round(made), self.clock.now_s)
-        self._settle()
+        self.order(BeginRound(self._on_round(made)))
 
     def wake_at(self, time_s: float) -> None:
         self._wake_s = time_s

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from plesio.server.capabilities.clients import Clients
 from plesio.server.capabilities.phases import PhaseChanges
+from plesio.server.capabilities.rounds import Rounds
 from plesio.server.capabilities.tables import Tables
 from plesio.server.capability import Capability, Serving
 
-CAPABILITIES: tuple[type[Capability], ...] = (PhaseChanges, Clients, Tables)
+CAPABILITIES: tuple[type[Capability], ...] = (Rounds, PhaseChanges, Clients, Tables)
 """In the order in which they are told."""
 
 

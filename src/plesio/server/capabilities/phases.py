@@ -20,7 +20,7 @@ class PhaseChanges(Capability):
     def is_of(program: Serving) -> bool:
         return bool(program.sequencer.phases.whole.plan)
 
-    def begun(self, resumed: bool) -> None:
+    def begun(self, resumed: bool, now_s: float) -> None:
         phases = self.program.sequencer.phases
         if phases.now and not resumed:  # it was asked for by now
             self.program.memory.do(Switch(phases.now, 0.0))
@@ -58,7 +58,7 @@ class PhaseChanges(Capability):
         except PlesioError as error:
             program.trouble(None, str(error), str(error), type(error).__name__)
             return
-        program.go_by_phase()
+        program.go_by_rules()
         what = f"switched from {was.name} to {program.strategy.name} at version {program.sequencer.version}"
         asked, why = self._why
         why = f": {why}" if why and asked == switch.phase else ""  # not another that was asked for meanwhile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plesio.core.events import RowsWanted, Serve
+from plesio.core.events import FoldRows, RowsWanted, Serve
 from plesio.protocol.worker import Contribution, RowsRequest, RowsServed
 from plesio.server.capability import Capability, Serving
 
@@ -12,7 +12,7 @@ class Tables(Capability):
 
     def __init__(self, program: Serving) -> None:
         super().__init__(program)
-        self.actions = {Serve: self._serve}
+        self.actions = {Serve: self._serve, FoldRows: lambda fold: program.memory.do(fold)}
         self.supplies = {RowsRequest: self._wanted}
         self.nbytes = {Contribution: self._nbytes_pushed, RowsServed: self._nbytes_served}
 
