@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import plesio as ps
+from plesio.capabilities import those_with
 from plesio.core.events import Effect, Switch
 from plesio.core.sequencer import Sequencer
 from plesio.observe.meter import Meter
@@ -15,7 +16,7 @@ from plesio.server.capabilities.clients import Clients
 from plesio.server.capabilities.phases import PhaseChanges
 from plesio.server.capabilities.rounds import Rounds
 from plesio.server.capabilities.tables import Tables
-from plesio.server.capability import Capability, those_with
+from plesio.server.capability import Capability
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.keeping import Keeping

@@ -18,14 +18,14 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | `unsettled` | writes no checkpoint while it holds                                                           |
 | `left_over` | hands files with these descriptors over at the end, too                                       |
 
-The program asks at its start who gives what (`those_with`). Drivers know the program alone.
+The program asks at its start who gives what (`plesio.capabilities.those_with`). Drivers know the program alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import nan
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 from plesio.core.events import Discard, Event, Fold
 from plesio.core.sequencer import Sequencer
@@ -40,8 +40,6 @@ from plesio.strategy import Strategy
 
 Supplies = Callable[[int, int, Any, float], bool]
 """Whether a worker is a member: by worker, incarnation, what it needs, and the time."""
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Serving(Protocol):
@@ -98,16 +96,3 @@ class Capability:
 
     def left_over(self) -> tuple[int, ...]:
         return ()
-
-
-def those_with(given: Iterable[Capability], hook: Callable[Concatenate[Any, P], R]) -> tuple[Callable[P, R], ...]:
-    """Of those that give this method of `Capability`, in their order, the method itself.
-
-    >>> class Waits(Capability):
-    ...     def unsettled(self) -> bool:
-    ...         return True
-    >>> program = None
-    >>> [asked() for asked in those_with([Capability(program), Waits(program)], Capability.unsettled)]
-    [True]
-    """
-    return tuple(getattr(one, hook.__name__) for one in given if getattr(type(one), hook.__name__) is not hook)

@@ -36,6 +36,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from plesio.capabilities import those_with
 from plesio.core import events
 from plesio.core.events import Event, Verdict
 from plesio.core.sequencer import Sequencer, SequencerState
@@ -60,7 +61,7 @@ from plesio.protocol.worker import (
 from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
 from plesio.server.capabilities import capabilities_of
-from plesio.server.capability import Capability, Supplies, those_with
+from plesio.server.capability import Capability, Supplies
 from plesio.server.checkpoint_timing import CheckpointTiming
 from plesio.server.checkpointer import Checkpointer, Taken
 from plesio.server.checkpoints import WorkerProgress
@@ -412,7 +413,8 @@ class Program:
         if made.optimizer or self._agreement.watches:
             self._agreement.came(worker, made.optimizer)
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
-        self.keep_late(now_s)
+        if self._timing.waits:
+            self.keep(now_s)
         meter.held_since_s = self.replies.now_s()
         self.meter.totals.served_s += meter.held_since_s - now_s
         self.meter.totals.missing_gradients += made.missing

@@ -25,7 +25,6 @@ class Running(Protocol):
     def send(self, index: int, sent_s: float, nbytes: int, arrive: Callable[..., object], what: object) -> None: ...
     def push_nbytes(self, index: int, made: Contribution) -> int: ...
     def arrived(self, message: Message) -> None: ...
-    def goes_on(self, message: Message) -> None: ...
     def receive(self, event: Event) -> None: ...
 
 
@@ -60,7 +59,7 @@ class Process:
         message = self.latest = Message(self.index, self.incarnation, ready_s, request)
         nbytes = 0
         if request is Peek.LOOK:
-            self.run.clock.at(ready_s, self.run.goes_on, message)
+            self.run.clock.at(ready_s, self._goes_on, message)
             return
         if request is Peek.TAKE or (isinstance(request, Need) and request.ahead):  # sent by now
             self.hand_over()
@@ -73,11 +72,13 @@ class Process:
             nbytes = self.run.push_nbytes(self.index, request)
             if request.beside.goes_on:
                 self.in_flight = True
-                self.run.clock.at(ready_s, self.run.goes_on, message)
+                self.run.clock.at(ready_s, self._goes_on, message)
         self.run.send(self.index, ready_s, nbytes, self.run.arrived, message)
 
-    def goes_on(self, message: Message) -> None:
+    def _goes_on(self, message: Message) -> None:
         """It has sent its contribution and does not wait, or looks after a step whether the answer has come."""
+        if message.void:
+            return
         request, now_s = message.request, self.run.clock.now_s
         if isinstance(request, Contribution):
             self.meter.sent(message.ready_s, request.steps, request.number)

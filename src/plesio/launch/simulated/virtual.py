@@ -262,11 +262,6 @@ class VirtualRun(Replies):
 
     # What workers send
 
-    def goes_on(self, message: Message) -> None:
-        """A worker has sent its contribution and does not wait, or looks whether an answer has come."""
-        if not message.void:
-            self._workers[message.worker].goes_on(message)
-
     def push_nbytes(self, index: int, made: Contribution) -> int:
         beside = self.program.nbytes(Contribution, index, made)
         return beside + (self.program.memory.push_bytes.get(made.beside.part) or self._push_nbytes)
