@@ -516,7 +516,7 @@ FAULTS = (
         "a worker that came back in time is dropped a little later",
     ),
     Fault(
-        "launch/local/arrivals.py",
+        "launch/local/worker_lines.py",
         "key=lambda line: not line.gone",
         "key=lambda line: line.gone",
         "the data of workers that ended at once comes late to the others",

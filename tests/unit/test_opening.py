@@ -8,7 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from plesio.launch.local import arrivals
+from plesio.launch.local import worker_lines
+from plesio.launch.local.turns import Turns
 from plesio.server.opening import Opening
 
 
@@ -44,10 +45,12 @@ def test_a_successor_is_welcomed_once_it_has_shown_its_model() -> None:
 
 def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data is for them."""
-    monkeypatch.setattr(arrivals, "Machine", Mock())
+    monkeypatch.setattr(worker_lines, "Machine", Mock())
     lines: Any = [Mock(worker=number, gone=number == 1, finished=False, leaving=False) for number in range(3)]
     program, tables = Mock(begun=False), Mock()
     program.sequencer.workers, tables.lacking.return_value = 3, False
-    arrivals.Arrivals(lines, Mock(), program, Mock(), tables, Mock()).proceed()
+    workers = worker_lines.WorkerLines(lines, Mock(), Turns(), Mock(), tables, Mock(), Mock())
+    workers.serve(program)
+    workers.proceed()
     turns = [(name, given[0]) for name, given, _ in program.method_calls if name in ("left", "joined")]
     assert turns == [("left", 1), ("joined", 0), ("joined", 2)]

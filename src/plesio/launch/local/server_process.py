@@ -19,7 +19,6 @@ from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import DeadlineError
 from plesio.launch.job import Job, pace_of
-from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
 from plesio.launch.local.table_links import TableLinks
 from plesio.launch.local.turns import OVER, TICK, Turns
@@ -93,7 +92,9 @@ class Server:
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self.handlers = Handlers()
-        self.workers = WorkerLines(lines, self.handlers, self._turns, self._round_ended)
+        self.workers = WorkerLines(
+            lines, self.handlers, self._turns, self._opening, tables, self._begun, self._round_ended
+        )
         self.program = program = Program(
             strategy,
             Sequencer(strategy, workers, DataLeases(workers, config.stealing, lone=config.lone), config.timeout_s),
@@ -106,7 +107,7 @@ class Server:
             by_round=job.by_round,
         )
         self._figures = Figures(program)
-        self._arrivals = Arrivals(lines, self._opening, program, self._begun, tables, world.now_s, log)
+        self.workers.serve(program)
         due = Due(config.evaluations)
         self._snapshots = Snapshots(
             evaluator,
@@ -114,7 +115,6 @@ class Server:
             program.is_finite,
             lambda: due(program.version, program.before.steps + self._meter.steps),
         )
-        self.workers.serve(program, self._arrivals)
         self._has_ended = False
         self._next_tick_s = 0.0
         self._started_s = self.now_s()
@@ -149,7 +149,7 @@ class Server:
             self.handlers.add(descriptor, partial(self._from_evaluator, descriptor))
         for line in self._opening.live():
             self.workers.listen(line)
-        self._tables.listen(self.handlers, self._arrivals.proceed)
+        self._tables.listen(self.handlers, self.workers.proceed)
         gc.freeze()  # what was there before the fork is never garbage: do not look through it
         lookout, turns = Lookout(self.handlers.poller), self._turns
         take = turns.of(self)
@@ -167,7 +167,7 @@ class Server:
         if source >= 0:
             self.handlers.call(source)
             self.workers.hang_up()
-            self._arrivals.seat_late()
+            self.workers.seat_late()
         elif source == TICK:
             self._tick(now_s)
         else:
@@ -251,7 +251,6 @@ class Server:
         self.machine = machine
         self._meter.begin(now_s)
         self.tell_engine(Begun())
-        self.workers.begin(machine, now_s)
         self._snapshots.begin(machine)
 
     # Ending

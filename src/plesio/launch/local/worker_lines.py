@@ -1,4 +1,4 @@
-"""The workers of a server process: what is heard on their lines, and how they are answered.
+"""The workers of a server process: how they come and go, what is heard on their lines, and how they are answered.
 
 A worker says most in its pipe (doorbell), and the rest on its channel. Its end, whatever ends it, is the end of these files.
 """
@@ -13,9 +13,9 @@ from typing import Any
 
 from plesio.core.events import Cancel, Evict, Grant
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.launch.local.arrivals import Arrivals
 from plesio.launch.local.handlers import Handlers
 from plesio.launch.local.meeting import Meeting
+from plesio.launch.local.table_links import TableLinks
 from plesio.launch.local.turns import Turns
 from plesio.memory.machine import Machine
 from plesio.protocol import worker as protocol
@@ -23,8 +23,10 @@ from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Opened, RoundMade
 from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
+from plesio.server.opening import Opening
 from plesio.server.peers import Peers
 from plesio.server.program import Program
+from plesio.tables.file import from_memory
 from plesio.transport.channel import ChannelClosedError, readable
 from plesio.transport.doorbell import Located, write_answer
 
@@ -32,15 +34,26 @@ MESSAGE_S = 10.0
 
 
 class WorkerLines(Replies):
-    """It answers the workers at `lines` for its program. No answer is asked for again: pipes lose nothing. `look_at`: told of
-    versions that somebody looks at."""
+    """It answers the workers at `lines` for its program. No answer is asked for again: pipes lose nothing.
+
+    Args:
+        tables: lines to those that hold rows.
+        begun: called when training begins, before any of them takes part.
+        look_at: told of versions that somebody looks at.
+    """
 
     program: Program  # these are made with it
-    arrivals: Arrivals
     machine: Machine  # once there is a model
 
     def __init__(
-        self, lines: list[Line | None], handlers: Handlers, turns: Turns, look_at: Callable[[RoundMade], None]
+        self,
+        lines: list[Line | None],
+        handlers: Handlers,
+        turns: Turns,
+        opening: Opening,
+        tables: TableLinks,
+        begun: Callable[[Machine, float], None],
+        look_at: Callable[[RoundMade], None],
     ) -> None:
         self.meeting = Meeting(lines)
         self.wake_s = inf
@@ -49,29 +62,23 @@ class WorkerLines(Replies):
         """When a worker was lost last."""
         self._lines, self._handlers, self._turns = lines, handlers, turns
         self._world, self._sent = turns.world, turns.world.sent
-        self._look_at = look_at
+        self._opening, self._tables = opening, tables
+        self._begun, self._look_at = begun, look_at
+        self._late: list[Line] = []  # ready, while the others train
         self._freed: list[tuple[int, Located]] = []  # who is answered when the decision is done
         self._unresponsive: list[Line] = []  # there was no room to answer them: cut off when all is done
         self._evicted: list[Line] = []  # members no longer: hung up when all is done
         self._peers: Peers | None = None
 
-    def serve(self, program: Program, arrivals: Arrivals) -> None:
+    def serve(self, program: Program) -> None:
         """Tell that program what workers say."""
-        self.program, self.arrivals = program, arrivals
+        self.program = program
         self._hear: dict[type, Callable[[int, int, Any, float], object]] = {
             protocol.Contribution: program.pushed,
             protocol.DroppedStep: program.abandoned,
             protocol.AskAhead: lambda worker, _, asked, now_s: self._give(self.of(worker), asked.request),
             protocol.Farewell: self._farewell,
         }
-
-    def begin(self, machine: Machine, now_s: float) -> None:
-        """There is a model."""
-        self.machine = machine
-        if not machine.blocks.folds:
-            lines = [line for line in self._lines if line is not None]
-            self._peers = Peers(self.program, lines, machine.blocks.board, now_s)
-            self._hear |= self._peers.hear
 
     def tick(self, now_s: float) -> None:
         if self._peers is not None:
@@ -150,6 +157,66 @@ class WorkerLines(Replies):
         self._lines[message.worker] = line
         self.listen(line)
 
+    # How they come to take part: all at the beginning (`plesio.server.opening`), late ones while the others train
+
+    def _prepares(self, line: Line, message: protocol.Hello | protocol.Ready, descriptors: Sequence[int] = ()) -> None:
+        """A worker is nearer to taking part; raises `PlesioError` if its model is not the others'. `descriptors`: of a file with
+        rows that it brings."""
+        blocks = self._opening.blocks
+        if isinstance(message, protocol.Ready):
+            line.ready = True
+            if blocks is not None and descriptors:
+                blocks.brought = from_memory(descriptors[0])
+        else:
+            line.hello, line.late = message, blocks is not None
+            if blocks is not None:
+                blocks.check(message)
+        if not self.program.begun:
+            self.proceed()
+        elif line.ready:
+            self._late.append(line)
+        elif blocks is not None:
+            line.say(*blocks.welcome(line.worker, first=False))
+
+    def proceed(self) -> None:
+        """When every live worker is ready, training begins."""
+        self._opening.proceed(self.program.stopping)
+        blocks = self._opening.blocks
+        if blocks is None or not self._opening.complete or self._tables.lacking():
+            return
+        now_s, machine = self.now_s(), Machine(blocks, rows=self._tables.rows(blocks), log=self._turns.log)
+        try:
+            self.program.begin(machine, now_s)
+        except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
+            self.program.trouble(None, str(error), str(error), type(error).__name__)
+            return
+        self.machine = machine
+        if not machine.blocks.folds:
+            present = [line for line in self._lines if line is not None]
+            self._peers = Peers(self.program, present, machine.blocks.board, now_s)
+            self._hear |= self._peers.hear
+        self._begun(machine, now_s)
+        lines = [line for line in self._lines if line is not None]
+        for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
+            if line.gone:
+                self.program.left(line.worker, line.incarnation, not line.finished, now_s)
+            else:
+                self._join(line, now_s)
+
+    def seat_late(self) -> None:
+        """Let those take part that came late, once what the one before has left in their slot is folded."""
+        for line in self._late[:]:
+            if line.gone or not self.program.sequencer.holds_slot_of(line.worker):
+                self._late.remove(line)
+                if not line.gone:
+                    self._join(line, self.now_s())
+
+    def _join(self, line: Line, now_s: float) -> None:
+        """A worker takes part. The run has one more, if nobody was to have that seat."""
+        if line.worker >= self.program.sequencer.workers and not line.leaving:
+            self.program.scale(line.worker + 1, now_s)
+        self.program.joined(line.worker, line.incarnation, now_s, line.hello.at if line.hello is not None else None)
+
     # What they say
 
     def from_channel(self, line: Line) -> None:
@@ -175,7 +242,7 @@ class WorkerLines(Replies):
                 line.say(self.meeting.group(line.worker in self.program.sequencer.waited_for, self.program.stopping))
             case protocol.Hello() | protocol.Ready():
                 try:
-                    self.arrivals.prepares(line, message, descriptors)
+                    self._prepares(line, message, descriptors)
                 except PlesioError as error:
                     self._refuse(line, error)
 
@@ -226,7 +293,7 @@ class WorkerLines(Replies):
         elif self.program.begun:
             self.program.left(line.worker, line.incarnation, died, now_s)
         else:
-            self.arrivals.proceed()
+            self.proceed()
 
     def _close(self, line: Line) -> None:
         self._turns.is_old = True
