@@ -87,7 +87,7 @@ def test_live_switch_takes_a_name_a_recipe_or_a_number_and_the_run_replays(tmp_p
 
 @pytest.mark.parametrize("phase", ["fedavg", 3, -1, True])
 def test_an_unknown_phase_is_refused_with_those_that_there_are(phase: Any) -> None:
-    live = Live(phases=tuple(one.name for one in BY_HAND.phases), switcher=lambda phase, why: None)
+    live = Live(phases=tuple(one.name for one in BY_HAND.phases), order=lambda order: None)
     with pytest.raises(
         ConfigurationError, match=r"its phases are 0: async_sgd, 1: local_sgd\(every 2 steps\), 2: sync_sgd$"
     ):
@@ -95,7 +95,7 @@ def test_an_unknown_phase_is_refused_with_those_that_there_are(phase: Any) -> No
 
 
 def test_a_recipe_that_two_phases_are_of_is_no_name() -> None:
-    live = Live(phases=("local_sgd(every 2 steps)", "local_sgd(every 4 steps)"), switcher=lambda phase, why: None)
+    live = Live(phases=("local_sgd(every 2 steps)", "local_sgd(every 4 steps)"), order=lambda order: None)
     live.switch("local_sgd(every 4 steps)")
     with pytest.raises(ConfigurationError, match="no phase of the run, or of several"):
         live.switch("local_sgd")

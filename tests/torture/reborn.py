@@ -289,7 +289,7 @@ class Reborn(Server):
                 self._take_in(what, payload)
 
     def _give_rows(self, wants: WantsRows) -> None:
-        self.program.wanted(wants.worker, wants.incarnation, wants.request, self.now_s())
+        self.program.supplies[type(wants.request)](wants.worker, wants.incarnation, wants.request, self.now_s())
         self.oracle.settled(self.sequencer)
 
     # What is done through the log

@@ -143,7 +143,7 @@ class Server(Memory, Replies):
 
     def _ask_for(self, phase: int) -> None:
         self._payload = NEVER
-        self.program.order(SwitchRequest(phase), self.now_s())
+        self.program.orders[SwitchRequest](SwitchRequest(phase), self.now_s())
         self.oracle.settled(self.sequencer)
 
     def _tick(self, _: object, __: object) -> None:

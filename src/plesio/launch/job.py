@@ -168,14 +168,10 @@ class Live:
     """Has a checkpoint written, where they are asked for."""
     measurer: Callable[[float], None] | None = field(default=None, repr=False)
     """Asks what the workers did in the last seconds: `lately`."""
-    switcher: Callable[[int, str], None] | None = field(default=None, repr=False)
+    order: Callable[[ToServer], None] = field(default=lambda order: None, repr=False)
+    """Tells the server what whoever watches the run wants of it."""
     phases: tuple[str, ...] = ()
     """What the phases of the strategy are called, if it has any (`ps.phases`)."""
-
-    def may_switch(self, strategy: Strategy, order: Callable[[ToServer], None]) -> None:
-        """`order` tells the server what whoever watches the run wants; it may be another phase of `strategy`, if it has any."""
-        if phases := phase_names(strategy):
-            self.phases, self.switcher = phases, lambda phase, why: order(SwitchRequest(phase, why))
 
     def stands(self, told: Progress | Final) -> None:
         """So the run stands now."""
@@ -224,7 +220,7 @@ class Live:
 
             ps.run(train, ps.phases(ps.local_sgd(), ps.async_sgd()), workers=4, watch=watch)
         """
-        if self.switcher is None:
+        if not self.phases:
             raise ConfigurationError(
                 f"switch({phase!r}): the strategy has no phases; give ps.run a strategy that has (ps.phases)"
             )
@@ -237,7 +233,7 @@ class Live:
             raise ConfigurationError(
                 f"switch({phase!r}): no phase of the run, or of several the name; its phases are {known}"
             )
-        self.switcher(found.pop(), why)
+        self.order(SwitchRequest(found.pop(), why))
 
 
 def phase_names(strategy: Strategy) -> tuple[str, ...]:

@@ -4,14 +4,7 @@
                                             -> meter (figures), checkpointer, recorder (the journal)
 
 One object under every clock. It reads no clock, knows no pipe and no tensor: drivers bring the events and the time, and carry the
-answers.
-
-| driver                           | events come from         | an answer is                                      |
-| -------------------------------- | ------------------------ | ------------------------------------------------- |
-| `plesio.launch.local`            | pipes, as they are heard | written into the worker's pipe                    |
-| `plesio.launch.simulated`        | a queue of virtual time  | there once it has travelled                       |
-| `plesio.launch.replayed`         | the journal of a run     | what the worker's greenlet goes on from           |
-| the fault simulation (`torture`) | a network that loses     | a message, sent again until it is confirmed       |
+answers (`plesio.launch`: local, simulated, replayed; and the fault simulation).
 
 | effect        | memory    | replies                      | figures                           | journal  |
 | ------------- | --------- | ---------------------------- | --------------------------------- | -------- |
@@ -46,7 +39,7 @@ from plesio.observe.meter import Meter
 from plesio.observe.summary import TOLD, Incident
 from plesio.protocol.coding import cut
 from plesio.protocol.journal import JournalWriter
-from plesio.protocol.launcher import StopRequest, ToServer, Trouble, Writing
+from plesio.protocol.launcher import StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
     Beginning,
@@ -55,7 +48,6 @@ from plesio.protocol.worker import (
     GoOn,
     LeaseReply,
     LeaseRequest,
-    Need,
     Riding,
 )
 from plesio.riders.counters import Counters
@@ -156,13 +148,15 @@ class Program:
             events.Evict: self._evict,
         }
         """What is done of each kind of effect."""
-        self._supplies: dict[type, Supplies] = {LeaseRequest: self._lease}
-        self._orders: dict[type, Callable[[Any, float], None]] = {}
+        self.supplies: dict[type, Supplies] = {LeaseRequest: self._lease}
+        """Who supplies a worker with what it needs, of each kind."""
+        self.orders: dict[type, Callable[[Any, float], None]] = {}
+        """What is done of each kind of order that whoever watches the run gives."""
         self._nbytes: dict[type, Callable[[int, Any], int]] = {}
         for one in able:
             self.actions |= one.actions
-            self._supplies |= one.supplies
-            self._orders |= one.orders
+            self.supplies |= one.supplies
+            self.orders |= one.orders
             self._nbytes |= one.nbytes
 
     def nbytes(self, kind: type, worker: int, about: Any) -> int:
@@ -225,10 +219,6 @@ class Program:
         was = self.sequencer.workers
         self.receive(events.Scaled(workers), now_s)
         self.trouble(None, f"scaled from {was} to {workers} workers")
-
-    def order(self, order: ToServer, now_s: float) -> None:
-        """Whoever watches the run wants what it is able to do."""
-        self._orders[type(order)](order, now_s)
 
     def close_memory(self) -> None:
         self.begun = False
@@ -431,10 +421,6 @@ class Program:
     def abandoned(self, worker: int, incarnation: int, step: DroppedStep, now_s: float) -> None:
         self.meter.workers[worker].heard(step.worked_s)
         self.receive(events.Abandoned(worker, incarnation, step.batches, step.look), now_s)
-
-    def wanted(self, worker: int, incarnation: int, need: Need, now_s: float) -> bool:
-        """It needs something to go on with; whether it is a member."""
-        return self._supplies[type(need)](worker, incarnation, need, now_s)
 
     def _lease(self, worker: int, incarnation: int, asked: LeaseRequest, now_s: float) -> bool:
         """It wants data; whether it is a member. A run that is stopped gives none, but for single batches to the round under

@@ -95,7 +95,7 @@ class RowServer(TurnsAway):
         self.oracle.now_s = self.agenda.now_s
         self._rows.judge.wanted(worker, request)
         try:
-            self.program.wanted(worker, incarnation, request, self.now_s())
+            self.program.supplies[type(request)](worker, incarnation, request, self.now_s())
             self.oracle.settled(self.sequencer)
         except Crash:
             self._crash()

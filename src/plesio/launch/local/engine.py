@@ -20,7 +20,7 @@ from plesio.config.evaluations import pause_s
 from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, ServerLostError
 from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
-from plesio.launch.job import Job, Live, Outcome, Watch
+from plesio.launch.job import Job, Live, Outcome, Watch, phase_names
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.handed_over import copied, handed_over
 from plesio.launch.local.losses import Losses
@@ -61,7 +61,8 @@ class LocalEngine:
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
-        self._live = Live(workers=job.config.workers, book=self._outcome.logged)
+        phases = phase_names(job.config.strategy)
+        self._live = Live(workers=job.config.workers, book=self._outcome.logged, phases=phases)
         self._rounds = RoundCalls(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -80,7 +81,7 @@ class LocalEngine:
         )
         self._live.scaler = self._scale
         self._live.measurer = lambda window_s: self._processes.tell_server(launcher.Measure(window_s))
-        self._live.may_switch(self._job.config.strategy, self._order)
+        self._live.order = self._order
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:

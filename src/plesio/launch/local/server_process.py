@@ -219,7 +219,7 @@ class Server:
                 self._scale(workers)
             case launcher.BeginRound():
                 self.machine.folder.forget(ENGINE)
-                self.program.order(message, self.now_s())
+                self.program.orders[type(message)](message, self.now_s())
             case launcher.Keep():
                 self.program.keep(self.now_s())
             case launcher.Measure(window_s):
@@ -231,7 +231,7 @@ class Server:
                     self._opening.blocks.board.stopped = 1
                 self.program.stop(self.now_s())
             case _:
-                self.program.order(message, self.now_s())
+                self.program.orders[type(message)](message, self.now_s())
 
     def _scale(self, workers: int) -> None:
         """The run is to have so many workers. Whoever has a seat above that leaves, even if there are more again by then."""

@@ -253,7 +253,7 @@ class WorkerLines(Replies):
             line.say(protocol.LeaseReply(stop=True))
             return
         try:
-            self.program.wanted(line.worker, line.incarnation, need, self.now_s())
+            self.program.supplies[type(need)](line.worker, line.incarnation, need, self.now_s())
         except ConfigurationError as error:  # its worker has looked, too
             self._cut_off(line, error)
 

@@ -308,7 +308,7 @@ class _Replay(Replies):
             asked = seat.rows_asked if event.ahead else seat.request
             if not isinstance(asked, RowsRequest) or asked.number != event.number:
                 raise self._otherwise(seat, event)
-            program.wanted(worker, event.incarnation, asked, time_s)
+            program.supplies[type(asked)](worker, event.incarnation, asked, time_s)
         else:  # one under way when its worker was evicted: the sequencer, too, takes no notice of it
             otherwise = isinstance(event, events.LeaseWanted) and not answers(event, seat.request)
             if holds and otherwise and not seat.asked_ahead:

@@ -20,7 +20,7 @@ from plesio.cluster import Cluster, Timetable
 from plesio.config.evaluations import Due, pause_s
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome
+from plesio.launch.job import Job, Live, Outcome, phase_names
 from plesio.launch.journal import begun
 from plesio.launch.one_process.greenlets import GreenletWorker, Peek, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
@@ -108,7 +108,7 @@ class SimulatedEngine:
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
-        self.live.may_switch(self._strategy, lambda order: self.run_of.order(order))
+        self.live.phases, self.live.order = phase_names(self._strategy), lambda order: self.run_of.order(order)
         holds = self.checkpointer.holds or bool(cluster.turns())
         if job.config.strategy.chooses is not None:
             choose_in(self.run_of, job.config.strategy)

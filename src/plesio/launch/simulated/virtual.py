@@ -161,7 +161,7 @@ class VirtualRun(Replies):
 
     def order(self, order: ToServer) -> None:
         """Have the run do what whoever watches it wants."""
-        self.program.order(order, self.clock.now_s)
+        self.program.orders[type(order)](order, self.clock.now_s)
         self._settle()
 
     def end_at(self, time_s: float, why: str, worker: int) -> None:
@@ -297,7 +297,7 @@ class VirtualRun(Replies):
                 done = {"seconds": now_s, "steps": steps, "samples": samples, "contributions": self.meter.exchanges}
                 self.end(limit_met(self._limits, done) or "")
         elif isinstance(request, Need):
-            if not self.program.wanted(index, message.incarnation, request, now_s):
+            if not self.program.supplies[type(request)](index, message.incarnation, request, now_s):
                 self._fenced(index, message.incarnation)
             self._settle()
         elif self._workers[index].incarnation == message.incarnation:
