@@ -85,7 +85,7 @@ class Sequencer:
         self.members = Membership(silence_s)
         self.leases = leases or DataLeases(workers, stealing=False)
         self.stealing = self.leases.stealing
-        """Whether fast workers take more of the data in phases that are not in lock step."""
+        """Whether fast workers take more of the data, by rules that are not in lock step."""
         self.phases = Phases(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
@@ -103,10 +103,11 @@ class Sequencer:
             events.GivenUp: self._given_up,
             events.Ticked: self._ticked,
         }
-        self._begin(self.phases.strategy)
+        self._begin()
 
-    def _begin(self, strategy: Strategy) -> None:
-        """Decide by the rules of `strategy` from now on; nothing is pending."""
+    def _begin(self) -> None:
+        """Decide by these rules from now on; nothing is pending."""
+        strategy = self.phases.strategy
         self.leases.stealing = self.stealing and not strategy.in_lock_step
         self._admit = strategy.admit
         self._weigh = strategy.weigh
@@ -157,7 +158,7 @@ class Sequencer:
         sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
         sequencer.phases = Phases(strategy, state.phase, state.version)
-        sequencer._begin(sequencer.phases.strategy)
+        sequencer._begin()
         return sequencer
 
     @property
@@ -508,7 +509,7 @@ class Sequencer:
         assert not self._pending and self.members.waiting == len(self.members.seats), "the run is drained"
         self._effects += self.phases.begin(self._now_s)
         self.draining = False
-        self._begin(self.phases.strategy)
+        self._begin()
         self.members.begin_anew(self.version)
         for seat in self.members.seats.values():
             self._grant(seat)

@@ -61,8 +61,7 @@ class LocalEngine:
         self._sockets = sockets
         self._watch = watch
         self._outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
-        phases = phase_names(job.config.strategy)
-        self._live = Live(workers=job.config.workers, book=self._outcome.logged, phases=phases)
+        self._live = Live(workers=job.config.workers, book=self._outcome.logged)
         self._rounds = RoundCalls(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -81,7 +80,7 @@ class LocalEngine:
         )
         self._live.scaler = self._scale
         self._live.measurer = lambda window_s: self._processes.tell_server(launcher.Measure(window_s))
-        self._live.order = self._order
+        self._live.phases, self._live.order = phase_names(self._job.config.strategy), self._order
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
