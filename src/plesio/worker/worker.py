@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 import torch
-import torch.distributed as dist
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
-from plesio.riders.counters import Counting
-from plesio.riders.schedules import Scheduling
-from plesio.strategy.answers.answer import COUNT, WHOLE
-from plesio.tables.module import Table
-from plesio.tensors.after_step import AfterStep, Applied, Change
-from plesio.tensors.model import device_of
-from plesio.worker.clients.accountant import tell
-from plesio.worker.clients.description import Clients
-from plesio.worker.clients.lent import LeasedClients
-from plesio.worker.context import Taking, WorkerContext
-from plesio.worker.counter import Counter
-from plesio.worker.data.loader import LeasedLoader
-from plesio.worker.data.parts import SharedLoader, StreamLoader
-from plesio.worker.data.source import SourceWrapper, is_stream, warn_of_processes
-from plesio.worker.data.use import B, DataUse, one_ahead
-from plesio.worker.exchanges.by_client import ClientExchange
-from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.explaining import explain, refuse_synchronised
-from plesio.worker.given import Given
-from plesio.worker.guards.exchanged import unwatch, watch
-from plesio.worker.guards.guards import Guards
-from plesio.worker.metrics import Metrics
-from plesio.worker.optimizer import ExchangedOptimizer
-from plesio.worker.own_part import OwnPart, Share
-from plesio.worker.randomness.seeding import seed_device, step_seed
-from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
-from plesio.worker.schedule import RunSchedule
-from plesio.worker.settings import go_on
-from plesio.worker.shared_tables import SharedTables
-from plesio.worker.warn import listed, warn, warn_at_end
+from plesio.tensors.after_step import Change
+from plesio.worker.data.source import SourceWrapper
+from plesio.worker.data.use import DataUse
+from plesio.worker.explaining import explain
+from plesio.worker.guards.exchanged import unwatch
+from plesio.worker.own_loops import OwnLoops
+from plesio.worker.own_part import Share
+from plesio.worker.prepared import How
+from plesio.worker.rows_ahead import RowsAhead
+from plesio.worker.warn import warn_at_end
 
 One = TypeVar("One")
 Several = TypeVarTuple("Several")
 
 
-class Worker:
+class Worker(OwnLoops, RowsAhead):
     """One replica of the training loop, as its training function sees it.
 
     The function is called once in each worker process, with its own `Worker`.
@@ -73,25 +51,6 @@ class Worker:
     >>> ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform")).samples
     64
     """
-
-    def __init__(self, context: WorkerContext) -> None:
-        self.rank = context.rank
-        self.workers = context.workers
-        self.seed = context.seed
-        self.server_pid = context.server_pid
-        self.island = context.island
-        self._sharing = (0, 1) if context.state.together > 1 else (context.rank, context.workers)
-        self._context = context
-        self._state = context.state
-        self._exchange: Exchange | None = None
-        self._loader: LeasedLoader | None = None
-        self._clients: LeasedClients | None = None
-        self._prepared: dict[int, Any] = {}  # by the identity of what was given
-        self._schedules: list[RunSchedule] = []
-        self._used = DataUse()
-        self._shared = 0  # loaders beside the first
-        self._in_step = False
-        self._metrics = Metrics(context)
 
     # What the training function may ask
 
@@ -320,131 +279,9 @@ class Worker:
             raise ConfigurationError(f"prepare(on_write={on_write!r}): 'refuse' or 'warn'")
         if trainable not in ("now", "all"):
             raise ConfigurationError(f"prepare(trainable={trainable!r}): 'now' or 'all'")
-        sorted_out = Given.sorted(given)
-        if self._exchange is None:
-            sorted_out.check()
-            empty = sorted_out.convert(tables) if tables is not None else []
-            self._take_part(sorted_out, after_step, trainable == "all", share).lets_writes_go = on_write == "warn"
-            self._prepared |= {id(one): one for one in empty}
-        else:
-            self._prepare_more(sorted_out, self._exchange)
-        for one in sorted_out.schedulers:
-            if id(one) not in self._prepared:
-                by_round, place = self._clients is not None, len(self._schedules)
-                later = id(one.optimizer) not in self._prepared
-                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place, later)
-                self._prepared[id(one)] = schedule
-                self._schedules.append(schedule)
-        returned = tuple(None if one is None else self._prepared[id(one)] for one in given)
+        how = How(after_step, trainable == "all", share, on_write == "warn", tables)
+        returned = self._prepare(given, how)
         return returned[0] if len(returned) == 1 else returned
-
-    def _exchange_for(self, call: str) -> Exchange:
-        """The exchange, for a method that is asked after prepare."""
-        if self._exchange is None:
-            raise ConfigurationError(f"worker.{call} before prepare: prepare the model and the optimizer first")
-        return self._exchange
-
-    def _prepare_more(self, given: Given, exchange: Exchange) -> None:
-        """What a later call may be given: schedulers, what was given before, and optimizers where any may step."""
-        optimizers = [one for one in given.optimizers if id(one) not in self._prepared]
-        if exchange.any_optimizer:
-            self._prepared |= {id(one): one for one in optimizers}
-        elif optimizers:
-            raise ConfigurationError(
-                f"prepare was called before, and a second {type(optimizers[0]).__name__} would train this worker alone: set "
-                "the first one's param_groups; or take allreduce on one host without a GPU, where any may step"
-            )
-        others = [*given.modules, *given.loaders, *given.clients]
-        if any(id(one) not in self._prepared for one in others):
-            raise ConfigurationError(
-                "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
-                "several folds call ps.run once each"
-            )
-
-    def _take_part(self, given: Given, after_step: Change | None, frozen_too: bool, share: Share | None) -> Exchange:
-        model, optimizer = given.model, given.optimizer
-        own = OwnPart.of(model, optimizer, share, bool(given.clients)) if share is not None else None
-        if own is not None:
-            given.check_own(list(own.tensors), self.island.ranks)
-        self._begun = partial(self._state.trained_since, optimizer)
-        self._judges = lambda: not any(one.training for one in given.modules)
-        after = AfterStep.of(after_step) if after_step is not None else None
-        if self.workers > 1 and not dist.is_initialized():
-            refuse_synchronised(model)
-        seed_device(device_of(model))
-        streams = [one for one in given.loaders if is_stream(one)]
-        others = [one for one in given.loaders if not is_stream(one)]
-        if self.rank == 0 and self.server_pid:  # the workers are processes of this host
-            warn_of_processes(given.loaders, self.workers)
-        if others:
-            self._lease(others[0])
-        guards = Guards(model, optimizer, frozen_too)
-        scheduling = self._state.riders.of(Scheduling)
-        scheduling.begin(optimizer)
-        self._set_again = partial(go_on, optimizer, scheduling, self._schedules)
-        self._tables = SharedTables(model, self._state, self._context.inline)
-        exchange, ours = self._context.join(
-            Taking(model, optimizer, after, frozen_too, own, bool(given.clients)), self._used
-        )
-        self._exchange = exchange
-        if own is not None and self._state.before and not given.clients:
-            warn(
-                f"worker {self.rank} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
-                "share= leaves out; load it from a file of the worker's own"
-            )
-        if exchange.rows is not None:
-            zero_rows_too(model)
-            warn_of_frozen(model)
-        if after is not None:
-            exchange.after_step = Applied(after, exchange.replica.layout.specs)
-        given.check_strategy(exchange)
-        if exchange.may_cancel:
-            for module in model.modules():
-                if next(module.children(), None) is None:
-                    module.register_forward_pre_hook(_CancellationCheck(self))
-        if not exchange.any_optimizer:
-            first_of_several = self.workers > 1 and self.rank == 0 and not exchange.by_client
-            watch(exchange.replica.trained, exchange, self._state if first_of_several else None)
-        guards.prepared(
-            replaces=not exchange.local,
-            outside=self.rank == 0 and not exchange.shares_parameters,
-            reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
-            go_on=self._set_again,
-        )
-        several = len(given.optimizers) > 1
-        fetch = self._context.optimizer_state
-        self._prepared = {
-            **{id(one): one for one in given.modules},
-            id(model): ours,
-            **{
-                id(one): ExchangedOptimizer(one, exchange, guards.before_step, fetch, several)
-                for one in given.optimizers
-            },
-            **{id(one): self._loader for one in others[:1]},
-            **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
-            **{id(one): self._lent(one, model, own) for one in given.clients},
-        }
-        for one in given.optimizers if self._tables.any else ():
-            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
-        return exchange
-
-    def _lent(self, clients: Clients, model: torch.nn.Module, own: OwnPart | None) -> LeasedClients:
-        assert isinstance(self._exchange, ClientExchange), "a strategy by client has a server"
-        begins = self._begin_client
-        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, begins, own)
-        return self._clients
-
-    def _begin_client(self, round: int) -> None:
-        for one in self._schedules:
-            one.begin_client(round)
-
-    def _go_on(self) -> None:
-        """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
-        assert self._loader is not None, "it gives the batch"
-        self._loader.read += self._state.batches_before
-        for one in self._schedules:
-            one.go_on(len(self._schedules))
-        self._set_again()
 
     def share(self, loader: One) -> One:
         """This worker's part of another loader, at any time: for a loader made anew each epoch, or one beside the first.
@@ -464,168 +301,6 @@ class Worker:
         used = self._used if self._loader is None or not self._loader.looped else DataUse()
         part: One = self._parted(loader, used)
         return part
-
-    def _parted(self, loader: Any, used: DataUse) -> Any:
-        if is_stream(loader):
-            if self.island.ranks > 1 and self._state.together == 1:
-                raise ConfigurationError(
-                    f"a {type(loader.dataset).__name__} has no numbered samples, of which each process of a worker could take "
-                    "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
-                    "of prepare and split its batches by worker.island.parts"
-                )
-            skipped = self._state.samples_before // self._state.together
-            return StreamLoader(loader, self.rank, self.workers, self._used, skipped, self.island.all_have)
-        self._shared += 1
-        seed = step_seed(self.seed, self._shared, 0)
-        slices = lambda: self._state.parts  # noqa: E731
-        together = self._state.together
-        return SharedLoader(loader, seed, *self._sharing, self._begun, self._judges, used, slices, together)
-
-    def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
-        state, used = self._state, self._used
-        _, workers = self._sharing
-        self._loader = LeasedLoader(data, self._context, state, workers, used, self._begun, self._go_on, counts)
-        return self._loader
-
-    def ahead(self, batches: Iterable[B], ids: Callable[[B], Mapping[Table, torch.Tensor]]) -> Iterator[B]:
-        """The same batches; the rows of tables that the next one needs travel while the loop is at one.
-
-            for ids, labels in worker.ahead(loader, lambda batch: {net.ids: batch[0]}):
-                ...
-
-        Rows that were asked for ahead are those of before this worker's own step: stale by 1, as others' steps make them, too.
-        So a worker that is alone asks for nothing ahead. Nor is anything asked for where rows may be of several steps
-        (`local_sgd`), the worker goes on while its answer travels, or the loop has no gradients (`torch.no_grad()`). A loop that
-        steps once for several batches gains nothing: rows are asked for ahead once a step. Under `rows="with"` in rounds rows
-        come after the fold, and only their keys travel ahead.
-
-        Args:
-            batches: the prepared loader, or any other iterable.
-            ids: of a batch, what is to be looked up in which table of the prepared model. What it leaves out is pulled when it is
-                looked up.
-
-        Raises:
-            ConfigurationError: before prepare, a table of another model, or ids that are no tensor of int64 or int32.
-        """
-        exchange = self._exchange_for("ahead")
-        if exchange.rows is None:
-            raise ConfigurationError("worker.ahead asks for rows of tables, and the prepared model has none (ps.Table)")
-        rows = exchange.rows
-        if self.workers == 1 or rows.several_steps or exchange.late or not torch.is_grad_enabled():
-            return iter(batches)
-        return one_ahead(batches, self._used, lambda batch: rows.ask_ahead(ids(batch)))
-
-    # Loops without a loader
-
-    def steps(self, number: int) -> Iterator[int]:
-        """The run's steps, for a loop that draws its own data: `for step in worker.steps(10_000)`.
-
-        They are shared out among the workers as batches are, so that all together make as many steps as the script on its own:
-        each exactly once, also where workers die. A resumed run goes on where it was. Say `worker.count(samples)` in the loop.
-
-        Args:
-            number: how many steps the run has, the same on every worker.
-
-        Raises:
-            ConfigurationError: before prepare, beside a loader given to prepare, or another number than before.
-        """
-        self._exchange_for("steps")
-        if not COUNT.holds(number):
-            raise ConfigurationError(f"worker.steps({number!r}): {COUNT.words}")
-        loader = self._loader if self._loader is not None else self._lease(range(number), counts=False)
-        if not isinstance(loader.dataset, range):
-            raise ConfigurationError(
-                "worker.steps beside a prepared loader: the run's steps are its batches; loop over it"
-            )
-        if len(loader.dataset) != number:
-            raise ConfigurationError(
-                f"worker.steps({number}) after worker.steps({len(loader.dataset)}): a run has one number of steps; loop "
-                "again over the same"
-            )
-        return iter(loader)
-
-    def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are left: `for epoch in worker.epochs(5)`. A resumed run, or a worker that comes late, begins with
-        the one that the run is in.
-
-        Raises:
-            ConfigurationError: prepare was given no loader, or `number` is no whole number.
-        """
-        if self._loader is None:
-            raise ConfigurationError(
-                "worker.epochs counts the data that prepare shares out, and prepare was given no loader; loop over "
-                "worker.steps(number)"
-            )
-        if not WHOLE.holds(number):
-            raise ConfigurationError(f"worker.epochs({number!r}): {WHOLE.words}")
-        first = self._loader.epochs = max(self._loader.epochs, int(self._loader.find_out()))
-        for one in self._schedules:
-            one.go_to(first)  # by epoch; one that goes by batch catches up at its first call
-        yield from range(first, number)
-
-    def count(self, samples: int) -> None:
-        """Tell how many samples this step used, where the loop draws its own data: for throughput, `Until(samples=)`, weights by
-        samples, and the report. Beside a prepared loader it is told in place of what that counts, such as a batch's tokens: then
-        those are what a contribution weighs by, in `sync_sgd` and wherever samples do.
-
-        Say it before `optimizer.step()`; after it, only where contributions of several workers do not weigh by samples.
-
-        Raises:
-            ConfigurationError: clients count their own, `samples` is no whole number, or the step that they are to weigh is
-                exchanged already.
-        """
-        if not WHOLE.holds(samples):
-            raise ConfigurationError(f"worker.count({samples!r}): {WHOLE.words}")
-        if self._clients is not None:
-            raise ConfigurationError("worker.count beside clients: their samples are counted already")
-        if self._used.late is None:
-            self._used.late = self._state.steps > 0  # the first step came before its count
-            if self._used.late and self._exchange is not None and self._exchange.weighs and self._state.draws is None:
-                raise ConfigurationError(
-                    f"worker.count(samples={samples}) after optimizer.step(): contributions weigh by their samples here, and the "
-                    "step's is sent by then; say worker.count before optimizer.step(), from the first step on"
-                )
-        self._used.said += samples
-
-    def contribute(self, samples: int | None = None) -> None:
-        """Exchange now what this worker's local steps moved since the last time, where the optimizer steps in the worker: for a
-        loop over data of its own under `fedavg` and the others, one call a round. Returns when the next version is there.
-
-        Args:
-            samples: how many it trained on, which is its weight; None: those counted by `worker.count`, or else steps. 0 counts
-                for nothing. Say it on every worker or on none.
-
-        Raises:
-            ConfigurationError: before prepare, beside `ps.Clients`, under a strategy that exchanges gradients, `samples` is no
-                whole number, or it is 0 for all workers of a round.
-            StopRun: the run is over; let it pass.
-        """
-        exchange = self._exchange_for("contribute")
-        if self._clients is not None:
-            raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
-        if samples is not None and not WHOLE.holds(samples):
-            raise ConfigurationError(f"worker.contribute(samples={samples!r}): {WHOLE.words}")
-        if self._context.by_round:
-            self._metrics.flush()  # what the head is told of this round
-        exchange.contribute(samples)
-        if (spent := exchange.spent()) is not None:
-            tell(self._context, *spent)
-
-    def counter(self, name: str) -> Counter:
-        """A counter that all workers share: `games = worker.counter("episodes")`, then `while games.value < 10_000:` and
-        `games.add(1)`. It stands in checkpoints, and a replay counts the same. Each worker may go on for one more step before
-        it hears that the number is reached; `worker.steps` is exact.
-
-        Raises:
-            ConfigurationError: before prepare, more than 4 counters, a name that is not 1 to 16 ASCII characters, or a strategy
-                without a server that folds.
-        """
-        if not self._exchange_for("counter").counts:
-            raise ConfigurationError(
-                "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
-                "worker.steps(number), which shares out the run's steps under every strategy"
-            )
-        return Counter(name, self._state.riders.of(Counting))
 
     def end(self) -> None:
         """The training function returned."""
@@ -667,19 +342,3 @@ def taking_part(worker: Worker) -> Iterator[None]:
 def cut_off(worker: Worker) -> None:
     """The training function ends in the middle of anything: send what it has logged."""
     worker._metrics.flush()
-
-
-class _CancellationCheck:
-    """Before a layer's forward pass: leave the step if it was called off. It is not saved or copied with the model."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def __call__(self, *_: object) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if self._worker._in_step and self._worker.cancelled:
-            raise StepCancelled("this step no longer counts")
-
-    def __reduce__(self) -> Any:
-        return getattr, ({}, "get")  # it loads where there is no plesio; {}.get(module, inputs) gives the inputs back

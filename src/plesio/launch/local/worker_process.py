@@ -17,7 +17,7 @@ from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.output import speak_as
-from plesio.launch.participation import Participation, Place, Reply
+from plesio.launch.participation import Participation, Reply
 from plesio.launch.returned import packed
 from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
@@ -37,7 +37,7 @@ from plesio.transport.row_slots import RowSlots, wait_served
 from plesio.transport.run_group import default_group
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
-from plesio.worker.island import Island
+from plesio.worker.exchanges.place import Home, Place, RowsPlace
 from plesio.worker.pacer import Pacer
 from plesio.worker.randomness.seeding import begin_with
 from plesio.worker.replicas.replica import reads_in_place
@@ -79,10 +79,8 @@ class ProcessContext(Participation):
         self.hang_up = keep_to_itself([*[one.fileno() for one in channels], *line[1:]], *channels)
 
     def gather(self, group: IslandGroup, local_rank: int) -> None:
-        ranks = group.ranks
-        self.island = island = Island(self.state, group.rank, ranks, local_rank, group)
-        self._number_ranks()
-        self._bell = IslandBell(group, self._line, lambda: ranks // island.parts[1])
+        super().gather(group, local_rank)
+        self._bell = IslandBell(group, self._line, lambda: group.ranks // self.island.parts[1])
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         if self._line is not None:
@@ -126,21 +124,22 @@ class ProcessContext(Participation):
             ring = Ring(arenas(view, layout, len(versions)), versions, partial(view.renew, layout.nbytes))
         block.close()
         held, self._slots, self._served = self._rest_of(welcome, descriptors[3:], hello)
-        mirrors = Board.attach(descriptors[2], seats) if homes else None
+        home = None
+        if homes:
+            mirrors = Board.attach(descriptors[2], seats)
+            wanted = lambda: mirrors.mirror_wanted  # noqa: E731
+            home = Home(slots[homes + self.state.worker], wanted, bool(self._job.keeping.folder))
         return Place(
             layout,
             versions,
             welcome.first,
             ring,
             slots[self.state.worker],
-            home=slots[homes + self.state.worker] if homes else None,
+            home=home,
             held=held,
-            wanted=lambda: mirrors.mirror_wanted if mirrors is not None else 0,
-            keeps=bool(self._job.keeping.folder),
             state=partial(self._state, layout),
             states=self._job.keeping.clients,
-            rows=self._slots,
-            bring=self._bring,
+            rows=RowsPlace(self._slots, self._rows, self._tell, self._bring) if self._slots else None,
         )
 
     def _rest_of(
@@ -190,14 +189,12 @@ class ProcessContext(Participation):
         self.state.stopped = self.state.stopped or reply.stop
         return reply
 
-    def _send_rows(self, request: messages.RowsRequest) -> None:
-        self._tell(request)
-
     def _rows(self, request: messages.RowsRequest) -> None:
+        """Ask for rows of tables, unless that was done ahead, and wait until they are there."""
         assert self._exchange is not None, "its model has tables"
         began_s = self._exchange.pacer.now_s()
         if not request.ahead:
-            self._send_rows(request)
+            self._tell(request)
         if self._served >= 0:
             assert self._server is not None, "an island has no tables"
             if not wait_served(self._slots, self.rank, request, self._served, self._server.fileno(), self._timeout_s):
@@ -224,9 +221,9 @@ class ProcessContext(Participation):
         always_even = all(one.in_lock_step for one in self._strategy.phases)
         if ranks > 1 or among_ranks:
             store = self._ties.store(self._timeout_s)
-            name, collective_s = self.group_terms
+            name, patience_s, collective_s = self.group_terms
             rank, lines = self._ties.rank, self._ties.lines
-            with together(store, rank, ranks, self.patience_s, name, collective_s=collective_s, lines=lines) as group:
+            with together(store, rank, ranks, patience_s, name, collective_s=collective_s, lines=lines) as group:
                 self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
                 yield
         elif self.workers == 1 or self._job.listening is not None or not always_even:

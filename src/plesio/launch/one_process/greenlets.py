@@ -37,7 +37,7 @@ from torch import nn
 
 from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
-from plesio.launch.participation import Participation, Place
+from plesio.launch.participation import Participation
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import (
     A,
@@ -60,6 +60,7 @@ from plesio.transport.doorbell import Located, nothing
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
+from plesio.worker.exchanges.place import Place
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.randomness.seeding import RandomState, begin_with
 from plesio.worker.worker import Worker, cut_off, taking_part
@@ -168,7 +169,7 @@ class GreenletWorker(Participation):
         self.visited = watcher.visited
         self.stop = watcher.stop
         self._send_ahead, self._goes_on = watcher.ask_ahead, watcher.goes_on
-        self._send_rows = watcher.ask_rows  # type: ignore[method-assign]
+        self.ask_rows = watcher.ask_rows
         self._train = train
         self._sources = sources
         self._watcher = watcher
@@ -234,9 +235,6 @@ class GreenletWorker(Participation):
         keeps = begun or self.state.draws is not None  # else they are seeded anew
         reply: LeaseReply = wait(request, keeps)
         return reply
-
-    def _rows(self, request: RowsRequest) -> None:
-        wait(request)
 
     def leave(self) -> None:
         """Nothing to tell: the end of the function is seen."""

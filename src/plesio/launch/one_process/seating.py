@@ -12,8 +12,7 @@ from torch import nn
 
 from plesio.errors import ConfigurationError
 from plesio.host.memory import check_room
-from plesio.launch.one_process.greenlets import GreenletWorker
-from plesio.launch.participation import Place
+from plesio.launch.one_process.greenlets import GreenletWorker, wait
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
@@ -23,6 +22,7 @@ from plesio.tables.module import Table, named_tables
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure
 from plesio.transport.ring import Ring
+from plesio.worker.exchanges.place import Home, Place, RowsPlace
 from plesio.worker.randomness.seeding import RandomState
 from plesio.worker.row_exchange import RowExchange
 
@@ -90,6 +90,8 @@ class Seating:
             blocks = self.memory.blocks
             blocks.check(hello)
         states = self._program.checkpointer.states
+        home = Home(blocks.homes[worker.rank], lambda: 1 + self._holds, self._holds) if blocks.gives_back_mean else None
+        bring = partial(setattr, blocks, "brought")
         worker.resume(
             Place(
                 blocks.layout,
@@ -97,14 +99,11 @@ class Seating:
                 first,
                 Ring(blocks.ring),
                 blocks.slots[worker.rank],
-                home=blocks.homes[worker.rank] if blocks.gives_back_mean else None,
+                home=home,
                 held=blocks.held,
-                wanted=lambda: 1 + self._holds,
-                keeps=self._holds,
                 state=partial(self.memory.state_for, worker.rank),
                 states=str(states.folder) if states is not None else "",
-                rows=blocks.rows,
-                bring=partial(setattr, blocks, "brought"),
+                rows=RowsPlace(blocks.rows, wait, worker.ask_rows, bring) if blocks.rows else None,
             )
         )
         if first:

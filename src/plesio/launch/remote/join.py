@@ -193,8 +193,8 @@ def _group(context: NeighbourContext | RemoteContext, ranks: Ranks | None, store
         return
     if ranks.rank:
         warn_no_more()  # the leader does
-    name, collective_s = context.group_terms
-    with together(store, ranks.rank, ranks.ranks, context.patience_s, name, ranks.own_host, collective_s) as group:
+    name, patience_s, collective_s = context.group_terms
+    with together(store, ranks.rank, ranks.ranks, patience_s, name, ranks.own_host, collective_s) as group:
         context.gather(group, ranks.local_rank)
         yield
 

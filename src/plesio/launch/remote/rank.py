@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 import torch
 from msgspec.structs import replace
 
-from plesio.launch.participation import Place
 from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.link import WorkerLink
 from plesio.launch.remote.worker import RemoteContext
@@ -37,7 +36,7 @@ from plesio.transport.ring import Ring, Shown
 from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
-from plesio.worker.island import Island
+from plesio.worker.exchanges.place import Place
 from plesio.worker.replicas.regions import RankShare
 
 
@@ -99,9 +98,8 @@ class RankContext(RemoteContext):
 
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         """The ranks agree by `group`."""
-        self.island = island = Island(self.state, group.rank, group.ranks, local_rank, group)
-        self._number_ranks()
-        copies = lambda: group.ranks // island.parts[1]  # noqa: E731
+        super().gather(group, local_rank)
+        copies = lambda: group.ranks // self.island.parts[1]  # noqa: E731
         self._bell = self._ranks = RankBell(group, self._line, copies, self._timeout_s)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
@@ -113,9 +111,10 @@ class RankContext(RemoteContext):
         return one, one
 
     def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
-        part = tuple(one.sends for one in self._shares)
-        place = super()._seated(given, replace(hello, part=part), carried)
-        self._ranks.lay_out(place.slot, self._shares)
+        assert self._as_rank.part is not None, "the model is split among ranks"
+        shares = self._as_rank.part.held
+        place = super()._seated(given, replace(hello, part=tuple(one.sends for one in shares)), carried)
+        self._ranks.lay_out(place.slot, shares)
         return place
 
     def _ready(self, place: Place) -> None:

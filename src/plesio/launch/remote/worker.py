@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from plesio.errors import ConfigurationError
-from plesio.launch.participation import Participation, Place, Reply
+from plesio.launch.participation import Participation, Reply
 from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.link import WorkerLink
 from plesio.launch.remote.rows import RemoteRows
@@ -30,6 +30,7 @@ from plesio.tensors.carrying import Carried, States, brought_back
 from plesio.transport.ring import Ring, nothing_to_renew
 from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking
+from plesio.worker.exchanges.place import Place, RowsPlace
 from plesio.worker.exchanges.server import SeatLostError
 from plesio.worker.pacer import Pacer
 from plesio.worker.replicas.replica import reads_in_place
@@ -77,14 +78,15 @@ class RemoteContext(Participation):
         initial = [Arena.private(layout) for _ in range(copies(hello))]
         self._hello, self._carried = hello, initial[1:]
         self._line.lay_out(payloads_of(hello, strategy, self.island.rank == 0), ring, slot)
+        rows = None
         if hello.tables:
             self._line.rows = RemoteRows(hello.tables, self._servers)
+            rows = RowsPlace(self._line.rows.slots, self._rows, self._send_rows, self._bring)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
         in_place = any(reads_in_place(one, layout, given.model) for one in strategy.phases)
         renew = nothing_to_renew if in_place else None
-        rows = self._line.rows.slots if self._line.rows is not None else ()
         versions = Ring((ring,), renew=renew)
-        return Place(layout, initial, True, versions, slot, rows=rows, bring=self._bring, brought=self._brought_state)
+        return Place(layout, initial, True, versions, slot, brought=self._brought_state, rows=rows)
 
     def _brought_state(self) -> States:
         """What the optimizer goes on with, as it was sent."""

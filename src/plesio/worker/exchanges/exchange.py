@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import nn
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError
@@ -59,6 +60,7 @@ class Exchange:
         stepping: whether a step is under way.
         after_step: what is done to the weights after each step in this process.
         lets_writes_go: whether writes that a version replaces are only warned of.
+        model: what the training loop is to call, if not what it gave to prepare.
     """
 
     state: WorkerState
@@ -80,6 +82,7 @@ class Exchange:
     any_optimizer = False
     stepping = False
     lets_writes_go = False
+    model: nn.Module | None = field(default=None, init=False)
     rows: RowExchange | None = field(default=None, init=False)
     after_step: Applied | None = field(default=None, init=False)
     _part: Optimizer | None = field(default=None, init=False)

@@ -25,6 +25,7 @@ from plesio.errors import StopRun
 from plesio.protocol.worker import Beginning, Farewell, GoOn
 from plesio.transport.held import EVERYBODY
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.making import Making
 from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.settings import SharedSettings
 from plesio.worker.replicas.backward import listen
@@ -128,3 +129,12 @@ class OwnStepExchange(ServerExchange):
         self._hook.remove()
         self.replica.let_go()
         super().let_go()
+
+
+def build(made: Making) -> OwnStepExchange | None:
+    """Where the server finds this worker's parameters."""
+    home = made.place.home
+    if home is None:
+        return None
+    mean = MeanReplica(*made.own, made.place.slot, home=home.arena)
+    return OwnStepExchange(made.state, made.optimizer, mean, *made.to_server, home.wanted, home.keeps)

@@ -12,6 +12,8 @@ from plesio.tensors.rate_scale import scale_for
 from plesio.tensors.several import parts_of
 from plesio.transport.board import Board
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.exchanges.making import Making
+from plesio.worker.replicas.replica import SharedReplica
 from plesio.worker.warn import warn_not_finite
 
 REPORT_S = 0.05  # how often a worker reports its work
@@ -104,3 +106,12 @@ class SharedMemoryExchange(Exchange):
     def end(self) -> None:
         self.report()
         self.doorbell.send(Farewell(self.used.left_over))
+
+
+def build(made: Making) -> SharedMemoryExchange | None:
+    """Where workers fold among themselves."""
+    board = made.place.board
+    if board is None:
+        return None
+    replica, share = SharedReplica(*made.own, made.place.ring.first.read), made.strategy.outer.scale(1, made.workers)
+    return SharedMemoryExchange(made.state, made.optimizer, replica, *made.line, board, share)

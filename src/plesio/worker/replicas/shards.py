@@ -39,7 +39,7 @@ class Shards:
     def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[RankShare]) -> None:
         self.tensors = tuple(tensors)
         self.local = list(map(local_of, tensors))
-        self._held = held
+        self.held = held
         self.region_numbers = torch.tensor([n for one in held for n in (*one.holds.start, *one.holds.shape)])
         self._inner = [one.sends.within(one.holds) for one in held]
         self._parts: dict[int, tuple[Arena, LocalViews]] = {}  # an arena is kept so that no other gets its identity
@@ -48,7 +48,7 @@ class Shards:
         """What the rank holds of the tensors in `arena`."""
         known = self._parts.get(id(arena))
         if known is None:
-            views = [one.holds.of(view) for one, view in zip(self._held, arena.views, strict=True)]
+            views = [one.holds.of(view) for one, view in zip(self.held, arena.views, strict=True)]
             known = self._parts[id(arena)] = arena, LocalViews(views)
         return known[1]
 
@@ -58,20 +58,20 @@ class Shards:
 
     def has(self, index: int) -> bool:
         """Whether the rank sends anything of it."""
-        return self._held[index].sends.numel > 0
+        return self.held[index].sends.numel > 0
 
     def taken(self, index: int, whole: torch.Tensor) -> torch.Tensor:
         """A copy of what the rank holds of a whole tensor like the model's `index`-th, split as that is."""
-        return split_like(self.tensors[index], self._held[index].holds.of(whole).clone())
+        return split_like(self.tensors[index], self.held[index].holds.of(whole).clone())
 
     def alike(self, index: int) -> bool:
         """Whether every rank holds the same of it."""
-        return self._held[index].all
+        return self.held[index].all
 
     def bring(self, index: int, whole: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copy what the rank sends of a tensor like the model's `index`-th into the whole one."""
         if self.has(index):
-            self._held[index].sends.of(whole).copy_(self.sends(index, local_of(tensor)))
+            self.held[index].sends.of(whole).copy_(self.sends(index, local_of(tensor)))
 
 
 class ShardReplica(Replica):

@@ -16,8 +16,10 @@ from plesio.tensors.several import Several
 from plesio.worker.exchanges.all_reduce.replicated import ReplicatedModel, reduce_again
 from plesio.worker.exchanges.all_reduce.unreduced import UnreducedGradients
 from plesio.worker.exchanges.island_bell import IslandBell
+from plesio.worker.exchanges.making import Making
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
 from plesio.worker.guards.divergence import DivergenceCheck
+from plesio.worker.replicas.shards import shards_for
 from plesio.worker.warn import warn
 
 SLOWER = (
@@ -52,13 +54,14 @@ class AllReduceExchange(ServerExchange):
             )
         replica = self.replica
         self._unreduced = UnreducedGradients(replica.trained)
-        self.model = ReplicatedModel(self.user_model, replica.check, self._unreduced.after_forward)
+        self.model: ReplicatedModel = ReplicatedModel(self.user_model, replica.check, self._unreduced.after_forward)
         kinds = [spec.kind for spec in replica.layout.specs]
         self._buffers = [one for one, kind in zip(replica.tensors, kinds, strict=True) if kind is Kind.BUFFER]
         self._kept = [one.clone() for one in self._buffers]
         self._kept_s = 0.0  # how long it took to leave what it holds
         self._check = DivergenceCheck(replica.layout, replica.tensors, self.optimizer)
         if isinstance(self.doorbell, IslandBell):
+            self.doorbell.tensors = len(replica.tensors)
             self.doorbell.stamps, self.doorbell.refuse = self._stamps, self._refuse
             self.doorbell.grants = self._grants
         if self.strategy.name == "allreduce" and replica.tensors[0].is_cpu and torch.cuda.is_available():
@@ -131,3 +134,13 @@ class AllReduceExchange(ServerExchange):
         if which:
             self._check.refuse_settings()
         self._check.refuse_parameters(self._number, self.state.steps)
+
+
+def build(made: Making) -> AllReduceExchange | None:
+    """Where workers are ranks that reduce among themselves."""
+    if not made.strategy.every.among_ranks:
+        return None
+    assert made.shards is not None, "its processes are a group"
+    leader = made.island.rank == 0
+    replica = shards_for(made.strategy)(*made.own, made.place.slot, made.shards, leader)
+    return AllReduceExchange(made.state, made.optimizer, replica, *made.to_server, leader, made.model)

@@ -1,0 +1,223 @@
+"""What a worker has of the run since `prepare`, and how that is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from plesio.errors import ConfigurationError
+from plesio.riders.schedules import Scheduling
+from plesio.tensors.after_step import AfterStep, Applied, Change
+from plesio.tensors.model import device_of
+from plesio.worker.cancelling import check_before_layers
+from plesio.worker.clients.description import Clients
+from plesio.worker.clients.lent import LeasedClients
+from plesio.worker.context import Taking, WorkerContext
+from plesio.worker.data.loader import LeasedLoader
+from plesio.worker.data.parts import SharedLoader, StreamLoader
+from plesio.worker.data.source import is_stream, warn_of_processes
+from plesio.worker.data.use import DataUse
+from plesio.worker.exchanges.by_client import ClientExchange
+from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.explaining import refuse_synchronised
+from plesio.worker.given import Given
+from plesio.worker.guards.exchanged import watch
+from plesio.worker.guards.guards import Guards
+from plesio.worker.metrics import Metrics
+from plesio.worker.optimizer import ExchangedOptimizer
+from plesio.worker.own_part import OwnPart, Share
+from plesio.worker.randomness.seeding import seed_device, step_seed
+from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
+from plesio.worker.schedule import RunSchedule
+from plesio.worker.settings import go_on
+from plesio.worker.shared_tables import SharedTables
+from plesio.worker.warn import listed, warn
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How `prepare` is to do it: what it was told by keyword."""
+
+    after_step: Change | None
+    frozen_too: bool
+    share: Share | None
+    lets_writes_go: bool
+    tables: int | None
+
+
+class Prepared:
+    """What a worker has of the run: an exchange, its data, and what its loop is to use in place of what it gave."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.rank = context.rank
+        self.workers = context.workers
+        self.seed = context.seed
+        self.server_pid = context.server_pid
+        self.island = context.island
+        self._sharing = (0, 1) if context.state.together > 1 else (context.rank, context.workers)
+        self._context = context
+        self._state = context.state
+        self._exchange: Exchange | None = None
+        self._loader: LeasedLoader | None = None
+        self._clients: LeasedClients | None = None
+        self._prepared: dict[int, Any] = {}  # by the identity of what was given
+        self._schedules: list[RunSchedule] = []
+        self._used = DataUse()
+        self._shared = 0  # loaders beside the first
+        self._in_step = False
+        self._metrics = Metrics(context)
+
+    def _exchange_for(self, call: str) -> Exchange:
+        """The exchange, for a method that is asked after prepare."""
+        if self._exchange is None:
+            raise ConfigurationError(f"worker.{call} before prepare: prepare the model and the optimizer first")
+        return self._exchange
+
+    def _prepare(self, things: tuple[Any, ...], how: How) -> tuple[Any, ...]:
+        """What the loop is to use in place of these things."""
+        given = Given.sorted(things)
+        if self._exchange is None:
+            given.check()
+            empty = given.convert(how.tables) if how.tables is not None else []
+            self._take_part(given, how)
+            self._prepared |= {id(one): one for one in empty}
+        else:
+            self._prepare_more(given, self._exchange)
+        for one in given.schedulers:
+            if id(one) not in self._prepared:
+                by_round, place = self._clients is not None, len(self._schedules)
+                later = id(one.optimizer) not in self._prepared
+                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place, later)
+                self._prepared[id(one)] = schedule
+                self._schedules.append(schedule)
+        return tuple(None if one is None else self._prepared[id(one)] for one in things)
+
+    def _prepare_more(self, given: Given, exchange: Exchange) -> None:
+        """What a later call may be given: schedulers, what was given before, and optimizers where any may step."""
+        optimizers = [one for one in given.optimizers if id(one) not in self._prepared]
+        if exchange.any_optimizer:
+            self._prepared |= {id(one): one for one in optimizers}
+        elif optimizers:
+            raise ConfigurationError(
+                f"prepare was called before, and a second {type(optimizers[0]).__name__} would train this worker alone: set "
+                "the first one's param_groups; or take allreduce on one host without a GPU, where any may step"
+            )
+        others = [*given.modules, *given.loaders, *given.clients]
+        if any(id(one) not in self._prepared for one in others):
+            raise ConfigurationError(
+                "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
+                "several folds call ps.run once each"
+            )
+
+    def _take_part(self, given: Given, how: How) -> None:
+        """Join the run with what was given."""
+        model, optimizer = given.model, given.optimizer
+        own = OwnPart.of(model, optimizer, how.share, bool(given.clients)) if how.share is not None else None
+        if own is not None:
+            given.check_own(list(own.tensors), self.island.ranks)
+        self._begun = partial(self._state.trained_since, optimizer)
+        self._judges = lambda: not any(one.training for one in given.modules)
+        after = AfterStep.of(how.after_step) if how.after_step is not None else None
+        if self.workers > 1 and not dist.is_initialized():
+            refuse_synchronised(model)
+        seed_device(device_of(model))
+        streams = [one for one in given.loaders if is_stream(one)]
+        others = [one for one in given.loaders if not is_stream(one)]
+        if self.rank == 0 and self.server_pid:  # the workers are processes of this host
+            warn_of_processes(given.loaders, self.workers)
+        if others:
+            self._lease(others[0])
+        guards = Guards(model, optimizer, how.frozen_too)
+        scheduling = self._state.riders.of(Scheduling)
+        scheduling.begin(optimizer)
+        self._set_again = partial(go_on, optimizer, scheduling, self._schedules)
+        self._tables = SharedTables(model, self._state, self._context.inline)
+        taking = Taking(model, optimizer, after, how.frozen_too, own, bool(given.clients))
+        exchange, ours = self._context.join(taking, self._used)
+        self._exchange = exchange
+        exchange.lets_writes_go = how.lets_writes_go
+        if own is not None and self._state.before and not given.clients:
+            warn(
+                f"worker {self.rank} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
+                "share= leaves out; load it from a file of the worker's own"
+            )
+        if after is not None:
+            exchange.after_step = Applied(after, exchange.replica.layout.specs)
+        given.check_strategy(exchange)
+        self._watch(model, exchange, guards)
+        several = len(given.optimizers) > 1
+        fetch = self._context.optimizer_state
+        self._prepared = {
+            **{id(one): one for one in given.modules},
+            id(model): ours,
+            **{
+                id(one): ExchangedOptimizer(one, exchange, guards.before_step, fetch, several)
+                for one in given.optimizers
+            },
+            **{id(one): self._loader for one in others[:1]},
+            **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
+            **{id(one): self._lent(one, model, own) for one in given.clients},
+        }
+        for one in given.optimizers if self._tables.any else ():
+            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
+
+    def _watch(self, model: torch.nn.Module, exchange: Exchange, guards: Guards) -> None:
+        """See what the loop does to the model."""
+        if exchange.rows is not None:
+            zero_rows_too(model)
+            warn_of_frozen(model)
+        if exchange.may_cancel:
+            check_before_layers(model, lambda: self._in_step and exchange.cancelled())
+        if not exchange.any_optimizer:
+            first_of_several = self.workers > 1 and self.rank == 0 and not exchange.by_client
+            watch(exchange.replica.trained, exchange, self._state if first_of_several else None)
+        guards.prepared(
+            replaces=not exchange.local,
+            outside=self.rank == 0 and not exchange.shares_parameters,
+            reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
+            go_on=self._set_again,
+        )
+
+    def _lent(self, clients: Clients, model: torch.nn.Module, own: OwnPart | None) -> LeasedClients:
+        assert isinstance(self._exchange, ClientExchange), "a strategy by client has a server"
+        begins = self._begin_client
+        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, begins, own)
+        return self._clients
+
+    def _begin_client(self, round: int) -> None:
+        for one in self._schedules:
+            one.begin_client(round)
+
+    def _go_on(self) -> None:
+        """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
+        assert self._loader is not None, "it gives the batch"
+        self._loader.read += self._state.batches_before
+        for one in self._schedules:
+            one.go_on(len(self._schedules))
+        self._set_again()
+
+    def _parted(self, loader: Any, used: DataUse) -> Any:
+        if is_stream(loader):
+            if self.island.ranks > 1 and self._state.together == 1:
+                raise ConfigurationError(
+                    f"a {type(loader.dataset).__name__} has no numbered samples, of which each process of a worker could take "
+                    "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
+                    "of prepare and split its batches by worker.island.parts"
+                )
+            skipped = self._state.samples_before // self._state.together
+            return StreamLoader(loader, self.rank, self.workers, self._used, skipped, self.island.all_have)
+        self._shared += 1
+        seed = step_seed(self.seed, self._shared, 0)
+        slices = lambda: self._state.parts  # noqa: E731
+        together = self._state.together
+        return SharedLoader(loader, seed, *self._sharing, self._begun, self._judges, used, slices, together)
+
+    def _lease(self, data: Any, counts: bool = True) -> LeasedLoader:
+        state, used = self._state, self._used
+        _, workers = self._sharing
+        self._loader = LeasedLoader(data, self._context, state, workers, used, self._begun, self._go_on, counts)
+        return self._loader

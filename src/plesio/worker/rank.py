@@ -1,0 +1,118 @@
+"""What a process does as one of the ranks of an island, which are one worker: its part of the model, and one lease for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from msgspec.structs import replace
+from torch.optim import Optimizer
+
+from plesio.config.rules import ISLANDS
+from plesio.errors import ConfigurationError
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.worker import Hello, LeaseReply, LeaseRequest
+from plesio.strategy import Strategy
+from plesio.strategy.rules import why_not
+from plesio.tensors.arena import Arena
+from plesio.tensors.carrying import Carried, States, brought_back, hand_over
+from plesio.tensors.local import is_split
+from plesio.transport.island_group import IslandGroup
+from plesio.worker.context import Taking
+from plesio.worker.guards.split import check_alike, check_kind, check_model
+from plesio.worker.island import Island
+from plesio.worker.replicas.regions import agreed
+from plesio.worker.replicas.shards import Shards
+from plesio.worker.state import WorkerState
+
+ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the one that waits for the server
+decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
+
+
+class Rank:
+    """This process as a rank of its `island`. A worker that is one process is the only rank, and asks nobody."""
+
+    def __init__(self, island: Island, state: WorkerState, strategy: Strategy) -> None:
+        self._island, self._state, self._strategy = island, state, strategy
+        self._group = island.group
+        self.part: Shards | None = None
+        """Its part of the model, where it has not all of it."""
+
+    def terms(self, timeout_s: float) -> tuple[str, float, float | None]:
+        """What its island is called, how long it waits for the others (longer than the leader for the server), and how long a
+        collective of the training loop may take, if not as long."""
+        if self._strategy.every.among_ranks:
+            return self._strategy.name, timeout_s + ANSWER_S, timeout_s / 2
+        return f"worker {self._state.worker}", timeout_s + ANSWER_S, None
+
+    def check(self, given: Taking) -> None:
+        """Raise `ConfigurationError` for a model that no ranks exchange, before its tables' kernels are compiled."""
+        if self._group is not None:
+            check_kind(given.model)
+
+    def take_part(self, hello: Hello, given: Taking, tensors: Sequence[torch.Tensor]) -> Hello:
+        """Find its part of the model, where the worker is several or torch has split that; what it then shows of itself."""
+        group, specs = self._group, hello.model.specs
+        if group is None and not any(map(is_split, tensors)):
+            return hello
+        if why := why_not(ISLANDS, self._strategy):
+            what = (
+                "this worker is several processes" if group is not None else "the model is split by torch (a DTensor)"
+            )
+            raise ConfigurationError(f"{what}, and under {self._strategy.name} {why}")
+        check_model(given.model, self._island, tensors)
+        names = [spec.name for spec in specs]
+        if group is None:
+            shares = agreed(names, tensors, 0, lambda numbers: [list(numbers)])
+        else:
+            check_alike(group, specs, hello.optimizers)
+            shares = agreed(names, tensors, group.rank, group.rows)
+        self.part = Shards(tensors, shares)
+        # It copies tensor by tensor, and each rank's may lie in another order.
+        return replace(hello, model=replace(hello.model, specs=tuple(replace(one, order=()) for one in specs)))
+
+    def hand_over(
+        self,
+        optimizer: Optimizer,
+        carried: Carried | None,
+        tensors: Sequence[torch.Tensor],
+        initial: Sequence[Arena],
+        first: bool,
+    ) -> None:
+        """As `plesio.tensors.carrying.hand_over`: its part."""
+        bring = {"bring": self.part.bring} if self.part is not None else {}
+        hand_over(optimizer, carried, tensors, initial, first, **bring)
+
+    def brought_back(self, carried: Carried, tensors: Sequence[torch.Tensor], arenas: Sequence[Arena]) -> States:
+        """As `plesio.tensors.carrying.brought_back`: its part."""
+        take = {"take": self.part.taken} if self.part is not None else {}
+        return brought_back(carried, tensors, arenas, **take)
+
+    def arrive(self) -> None:
+        """Wait for the others: what each of them brings lies there."""
+        if self._group is not None:
+            self._group.total([])
+
+    def lease(self, ask: Callable[[LeaseRequest], LeaseReply], request: LeaseRequest) -> LeaseReply:
+        """One lease for all: the leader asks."""
+        group = self._group
+        if group is None:
+            return ask(request)
+        self._check_order(group, request)
+        reply = decode_reply(group.told(lambda: encode(ask(request))))
+        self._state.stopped = self._state.stopped or reply.stop
+        return reply
+
+    def _check_order(self, group: IslandGroup, request: LeaseRequest) -> None:
+        """Raise `ConfigurationError` unless all ranks drew the same batches for this epoch."""
+        every = group.rows([request.total, request.digest], f"data of epoch {request.epoch}")
+        others = [rank for rank, one in enumerate(every) if one != every[group.rank]]
+        if not others:
+            return
+        first, second = sorted((group.rank, others[0]))
+        kind = "workers" if self._strategy.every.among_ranks else f"worker {self._state.worker}: its ranks"
+        raise ConfigurationError(
+            f"{kind} {first} and {second} drew different batches for epoch {request.epoch}: each takes its part of the same "
+            "ones, so give all the same data, whole, and draw its order from worker.seed, not by rank or from a source that "
+            "nobody seeds"
+        )
