@@ -22,6 +22,7 @@ class Paused(Pacer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.paces = True
         self._chance = random.SystemRandom()
         self._slow = self._chance.random() < SLOW
         if self._chance.random() < LATE:

@@ -19,8 +19,9 @@ from plesio.riders.schedules import Schedules, Scheduling
 from plesio.riders.turns import ClientTurns, Turning
 
 RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
+HALVES = {rider.name: half for rider, half in RIDERS.items()}
 SAID: dict[str, Callable[[bytes], Any]] = {rider.name: decoder_of(rider.said) for rider in RIDERS}
-HEARD = {rider.name: msgspec.msgpack.Decoder(half.heard).decode for rider, half in RIDERS.items()}
+HEARD = {name: msgspec.msgpack.Decoder(half.heard).decode for name, half in HALVES.items()}
 H = TypeVar("H", bound=Half)
 
 
@@ -82,17 +83,20 @@ class Riders:
 
 
 class Halves:
-    """A worker's halves."""
+    """A worker's halves, of which each is there once it is asked for, or told something."""
 
     def __init__(self) -> None:
-        self._all = {rider.name: half() for rider, half in RIDERS.items() if half.always}
+        self._all: dict[str, Half] = {}
 
     def of(self, kind: type[H]) -> H:
-        found = next((one for one in self._all.values() if isinstance(one, kind)), None)
-        if found is None:
-            found = kind()
-            self._all |= {rider.name: found for rider, half in RIDERS.items() if half is kind}
+        found = self._named(next(rider.name for rider, half in RIDERS.items() if half is kind))
+        assert isinstance(found, kind)
         return found
+
+    def _named(self, name: str) -> Half:
+        if name not in self._all:
+            self._all[name] = HALVES[name]()
+        return self._all[name]
 
     def take(self, pushing: Pushing) -> Riding:
         """What goes with the contribution that is sent now."""
@@ -111,7 +115,7 @@ class Halves:
         """What came with an answer."""
         for name, value in told.items():
             try:
-                self._all[name].hear(HEARD[name](value))
+                self._named(name).hear(HEARD[name](value))
             except MALFORMED as error:
                 raise ProtocolError(f"the server said no {name}: {error}") from None
 

@@ -60,8 +60,6 @@ class Half:
 
     heard: ClassVar[Any]
     """Of which type is what the server answers."""
-    always: ClassVar[bool] = True
-    """Whether it is there before anybody asks for it."""
 
     def take(self, pushing: Pushing) -> Any:
         """What goes with the contribution that is sent now; None: nothing."""

@@ -39,7 +39,6 @@ class Turning(Half):
     """A worker's: the folder for the contribution under way, if it has one."""
 
     heard = None
-    always = False
 
     def __init__(self) -> None:
         self.coming = ""

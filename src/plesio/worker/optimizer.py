@@ -17,6 +17,7 @@ from plesio.tensors.carrying import States
 from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.exchanged import before_step
+from plesio.worker.guards.guards import Guards
 from plesio.worker.warn import warn
 
 MOVER = "lightning.fabric.utilities.optimizer"  # Lightning moves every optimizer's state to a device
@@ -59,7 +60,7 @@ class ExchangedOptimizer(Optimizer):
     """The user's optimizer as the training loop sees it.
 
     It shares the parameter groups with the user's, so schedulers, trainers and the user's own code read and set learning rates
-    as ever. Each exchange carries the current ones. `check` is called before each step.
+    as ever. Each exchange carries the current ones. `guards` are asked before each step.
 
     Raises:
         StopRun: from `step`, once the run is over: it ends the training function. Let it pass.
@@ -72,7 +73,7 @@ class ExchangedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         exchange: Exchange,
-        check: Callable[[], None],
+        guards: Guards,
         fetch: Fetch,
         one_of_several: bool = False,
     ) -> None:
@@ -80,7 +81,7 @@ class ExchangedOptimizer(Optimizer):
         self._exchange = exchange
         self._fetched_state: States | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._check = check
+        self._guards = guards
         self._fetch = fetch
         self._several = one_of_several
         self.param_groups = optimizer.param_groups
@@ -128,7 +129,7 @@ class ExchangedOptimizer(Optimizer):
             self._exchange.stepping = False
 
     def _step(self) -> None:
-        self._check()
+        self._guards.before_step()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
         at_server = not self._exchange.local  # before the step, with which another phase may begin

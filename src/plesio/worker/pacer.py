@@ -11,7 +11,9 @@ from plesio.config.faults import Pace
 
 
 class Timer(Protocol):
-    """How long steps last, and what time it is."""
+    """How long steps last, and what time it is; `paces`: whether it makes them last at all."""
+
+    paces: bool
 
     def rest(self, sleep: Callable[[float], object]) -> None:
         """Let the rest of the step's time pass."""
@@ -32,6 +34,7 @@ class Pacer:
     """Makes steps last longer: in place of an accelerator, and as the fault of a slow worker."""
 
     def __init__(self, pace: Pace | None, factor: float, rng: random.Random) -> None:
+        self.paces = pace is not None or factor != 1.0
         self._pace = pace
         self._factor = factor
         self._rng = rng
@@ -39,7 +42,7 @@ class Pacer:
         self._overslept_s = 0.0
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        if self._pace is None and self._factor == 1.0:
+        if not self.paces:
             return
         spent_s = time.monotonic() - self.started_s
         least_s = self._pace.draw(self._rng) if self._pace else 0.0
@@ -51,8 +54,7 @@ class Pacer:
     def begin(self) -> None:
         self.started_s = time.monotonic()
 
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)
 
     def takes(self, step_s: float) -> None: ...
 

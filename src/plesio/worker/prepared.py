@@ -154,10 +154,7 @@ class Prepared:
         self._prepared = {
             **{id(one): one for one in given.modules},
             id(model): ours,
-            **{
-                id(one): ExchangedOptimizer(one, exchange, guards.before_step, fetch, several)
-                for one in given.optimizers
-            },
+            **{id(one): ExchangedOptimizer(one, exchange, guards, fetch, several) for one in given.optimizers},
             **{id(one): self._loader for one in others[:1]},
             **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
             **{id(one): self._lent(one, model, own) for one in given.clients},

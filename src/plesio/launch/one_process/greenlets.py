@@ -81,6 +81,7 @@ class StillTimer:
     """A worker's own time, which stands still."""
 
     time_s = 0.0
+    paces = False
 
     def rest(self, sleep: Callable[[float], object]) -> None: ...
 

@@ -20,6 +20,7 @@ class RecordedWorker(Watcher):
     """
 
     away = True  # whether it went on while an answer travelled, or asked for data ahead, is in the journal
+    each_step = False  # it is asked each time
 
     def __init__(self) -> None:
         self.upcoming: deque[WorkerEvent] = deque()

@@ -52,6 +52,8 @@ THREADS = 1  # the same bits on every machine, and steps as small as a simulatio
 class VirtualTimer(StillTimer):
     """A worker's own time: steps let it pass as its timetable says."""
 
+    paces = True
+
     def __init__(self, timetable: Timetable) -> None:
         self._timetable = timetable
         self._step_s = 0.0  # if it is another's than this worker's

@@ -105,6 +105,11 @@ class Answer:
     in_shared_memory: ClassVar[bool] = False
     by_collective: ClassVar[bool] = False
 
+    @property
+    def each_step(self) -> bool:
+        """Whether workers exchange after every step, so that nobody need ask."""
+        return False
+
     def __post_init__(self) -> None:
         for field, allowed in allowed_by_field(type(self)):  # type: ignore[arg-type]
             allowed.check(type(self).__name__, field, getattr(self, field))

@@ -28,6 +28,10 @@ class Steps(Answer):
     steps: Annotated[int, COUNT]
     proximal: Annotated[float, NUMBER] = field(default=0.0, repr=False)
 
+    @property
+    def each_step(self) -> bool:
+        return self.steps == 1
+
     def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
         """Whether a worker that took `steps` steps in `seconds` since its last exchange exchanges now.
 

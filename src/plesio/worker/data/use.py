@@ -42,7 +42,7 @@ class DataUse:
         self.losses, self.read_ahead = self.losses + 1, (0, 0)
 
     def __call__(self) -> tuple[int, int]:
-        taken = self.batches, self.counted
+        taken = self.batches, self.said or self.samples
         self.batches = self.samples = self.said = self.checks = self.cancelled_at = 0
         return taken
 

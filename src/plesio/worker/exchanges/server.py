@@ -13,25 +13,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
 from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn, Riding
-from plesio.strategy import Strategy
-from plesio.strategy.answers import Every
 from plesio.tensors.arena import ALL_PARTS, Kind
-from plesio.tensors.carrying import States
 from plesio.tensors.finite import are_finite
-from plesio.tensors.optimizer_spec import Groups, packed, settings_of
+from plesio.tensors.optimizer_spec import packed, settings_of
 from plesio.tensors.several import parts_of
 from plesio.tensors.tensor_set import bits
-from plesio.transport.held import Held
-from plesio.worker.exchanges.exchange import Exchange
-from plesio.worker.replicas.own import OwnState
-from plesio.worker.replicas.parameters import ParameterReplica
-from plesio.worker.replicas.replica import Replica
-from plesio.worker.row_exchange import RowExchange
+from plesio.worker.exchanges.following import FollowingExchange
 from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
 
@@ -48,28 +40,11 @@ class SeatLostError(ServerLostError):
 
 
 @dataclass(eq=False)
-class ServerExchange(Exchange):
-    """Send a contribution, take the answer, go on from the version it names; `every` overrides the strategy's, and `held` is
-    where checkpoints find what this worker holds. `goes_on`: whether the worker goes on after the contribution that it is about
-    to send; None: never. `replicate` makes the replica for another phase of the strategy; `brought` takes the state that was sent
-    for the optimizer here, where `held` is on another host."""
-
-    strategy: Strategy
-    every: Every | None = None
-    held: Held | None = None
-    goes_on: Callable[[], bool] | None = None
-    brought: Callable[[], States] | None = field(default=None, kw_only=True)
-    replicate: Callable[[Strategy], Replica] | None = field(default=None, kw_only=True)
-    counts = True
+class ServerExchange(FollowingExchange):
+    """Send a contribution, take the answer, go on from the version it names."""
 
     def __post_init__(self) -> None:
-        self.phases = self.strategy.phases
-        self.phase = 0
-        self.may_cancel = any(one.release.cancel_late for one in self.phases)
-        self.by_client = self.strategy.every.by_client
-        self.private, self.sums = self.strategy.send.privacy is not None, self.strategy.send.control
-        self.late = self.goes_on is not None
-        self._fragments = self.strategy.send.fragments
+        super().__post_init__()
         self._number = 0
         self._steps = self._granted = 0
         self.taken = True  # whether the last contribution counted
@@ -78,58 +53,8 @@ class ServerExchange(Exchange):
         self.in_flight = False  # the last contribution, while the worker goes on
         self._adopted_at = 0  # as in `plesio.core.events.Pushed`
         self._exchanged_s = self._sent_s = 0.0
-        self._sent: Groups | None = None
+        self._paced = self.pacer.paces
         self._follow(self.phases[0])
-
-    def _follow(self, strategy: Strategy) -> None:
-        """Exchange as this one says, with a replica that is made for it."""
-        self.strategy = strategy
-        self._every = self.every if self.every is not None and strategy.send.stepped else strategy.every
-        self.local = not strategy.steps_at_server
-        self.in_rounds = strategy.gather.in_rounds
-        self.weighs = strategy.weigh.normalised and not self.by_client
-        self._proximal = strategy.every.proximal
-        self.cancels = strategy.release.cancel_late
-        self._is_usual = not self.late and self._fragments == 1 and self.rows is None  # then nothing is said aside
-        held, replica = self.held, self.replica
-        own = self.state, self.optimizer, replica, self.local, self._may_wait(strategy)
-        self._own = OwnState(held, *own) if held is not None else None
-        self._leaves = self._own is not None and (self.local or self.state.draws is not None)
-
-    def _may_wait(self, strategy: Strategy) -> bool:
-        """Whether what this worker holds is on a device, and still as it was when an exchange is over."""
-        on_device = strategy.send.stepped and not self.replica.tensors[0].is_cpu
-        changes = self.late or self.by_client or strategy.adopt.blends or self._fragments > 1
-        wanted = strategy.every.among_ranks or len(self.phases) > 1  # by others than checkpoints
-        return on_device and not changes and not wanted
-
-    def _turn_to(self, phase: int) -> None:
-        """Another phase begins: the optimizer goes on where that has it step, and the model from the version to come."""
-        if not self.local:
-            self.replica.drop_gradients(sent=True)  # they may lie in the slot
-        self.replica.close()
-        self.phase, self._sent = phase, None
-        assert self.replicate is not None, "whoever may turn can make replicas"
-        self.replica = self.replicate(self.phases[phase])
-        if self._part is not None:
-            self.replica.turn_to(self._part)
-        self._follow(self.phases[phase])
-        if not self.local:
-            self._forget_optimizer()
-
-    def _begins_anew(self, answer: Beginning | GoOn) -> bool:
-        """Whether what this worker has of its own begins anew with this answer."""
-        if turned := answer.phase != self.phase:
-            self._turn_to(answer.phase)
-        if not (turned or isinstance(answer, Beginning)):
-            return answer.verdict is Verdict.NOT_FINITE  # so may be what else the worker has
-        if self.local and self.brought is not None:
-            self.optimizer.state.update(self.brought())
-        return self._own is None or not self._own.take_up(self._number - 1)
-
-    def has_tables(self, rows: RowExchange) -> None:
-        """The model has some."""
-        self.rows, self._is_usual = rows, False
 
     def begin(self, lost: SeatLostError | None = None) -> None:
         """Go on from the version that the server gives: at the start and, any number of times, when the seat was `lost`."""
@@ -159,10 +84,6 @@ class ServerExchange(Exchange):
         self.taken = False
         self.state.discarded += 1
 
-    def _forget_optimizer(self) -> None:
-        for part in parts_of(self.optimizer):
-            part.state.clear()
-
     def step(self) -> None:
         if self.state.stopped:
             raise StopRun("the run is over")
@@ -174,22 +95,21 @@ class ServerExchange(Exchange):
         self._steps += 1
         if self.rows is not None:
             self._finite = self.rows.stepped() and self._finite
-        self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
+        if self._paced:
+            self.pacer.rest(self.doorbell.waiting if self.cancels else time.sleep)
         if self.in_flight and self.doorbell.waiting() and not self._take():
             pass  # the seat is lost, or the run over: there is nothing to send
         elif self.cancels and self._called_off():
             self.abandon()
-        elif not self.by_client and self._every.due(
-            self._steps, self.pacer.now_s() - self._exchanged_s, self.state.version, self._granted
-        ):
+        elif self._each_step or self._is_due():
             self._push()
         self.state.stepped = self.used.batches
-        self.pacer.begin()
+        if self._paced:
+            self.pacer.begin()
 
-    @property
-    def _stepped(self) -> ParameterReplica:
-        assert isinstance(self.replica, ParameterReplica), "the optimizer steps in this worker"
-        return self.replica
+    def _is_due(self) -> bool:
+        since_s = self.pacer.now_s() - self._exchanged_s
+        return not self.by_client and self._every.due(self._steps, since_s, self.state.version, self._granted)
 
     def contribute(self, samples: int | None = None) -> None:
         if not self.local:
@@ -291,10 +211,10 @@ class ServerExchange(Exchange):
                 rows=self.replica.rows,
                 optimizer=self._place_of_part(),
                 settings=self._changed_groups(),
-                riders=self._riders(),
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
                 aside=aside,
+                riders=self._riders(),
             )
         )
         if aside is not None and aside.goes_on:  # from where the worker is, while the answer travels
@@ -388,6 +308,14 @@ class ServerExchange(Exchange):
         self._exchanged_s, self.used.waited_s = now_s, 0.0
         self._steps = self._adopted_at = 0
         self._finite, self.replica.finite = True, None
+
+    def _begins_anew(self, answer: Beginning | GoOn) -> bool:
+        """Whether what this worker has of its own begins anew with this answer."""
+        if turned := answer.phase != self.phase:
+            self._turn_to(answer.phase)
+        if not (turned or isinstance(answer, Beginning)):
+            return answer.verdict is Verdict.NOT_FINITE  # so may be what else the worker has
+        return not self._takes_up(self._number - 1)
 
     def _hear(self, answer: Beginning | GoOn) -> None:
         """The run is at this version, and so much became of the contribution that this answers."""

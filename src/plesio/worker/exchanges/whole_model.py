@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plesio.capabilities import halves
 from plesio.strategy import Strategy
 from plesio.tables.module import named_tables
 from plesio.worker.exchanges.by_client import ClientExchange
@@ -27,8 +28,5 @@ def build(made: Making) -> ServerExchange:
 
 
 def _kind(strategy: Strategy) -> type[ServerExchange]:
-    if strategy.send.secure is not None:
-        from plesio.worker.exchanges.secure import SecureExchange  # the cryptography takes a while to import
-
-        return SecureExchange
-    return ClientExchange if strategy.every.by_client else ServerExchange
+    usual = ClientExchange if strategy.every.by_client else ServerExchange
+    return next((half.WorkerHalf for half in halves(strategy, "worker")), usual)

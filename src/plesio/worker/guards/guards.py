@@ -61,6 +61,8 @@ class Guards:
             if self._reads_alone():
                 _refuse_trainer()
             self._go_on()
+            if not self._frozen:
+                self.before_step = self._inventory.check  # type: ignore[method-assign]  # from now on that is all
         self._inventory.check()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
