@@ -247,16 +247,14 @@ class Machine(Memory):
 
     def _not_finite(self) -> str:
         parameters = self.current if self._final is None else self.blocks.ring[self._final]
-        if are_finite(parameters.of_kind(Kind.TRAINED, Kind.ROWS)):
+        if are_finite(parameters.of_kind(*(kind for kind in Kind if kind.moves))):
             return ""
         named = zip(parameters.layout.specs, parameters.views, strict=True)
         return next(spec.name for spec, view in named if spec.kind.moves and not are_finite([view]))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The parameters by the model's names, each with memory of its own."""
-        views = self.current.views
-        named = {name: views[index].clone() for name, index in self.blocks.model.names}
-        return named | {name: table.clone() for name, table in self.blocks.tables.items()}
+        return saved.weights(self.blocks, self.current)
 
     def view(self, reader: int, final: bool = False) -> Lies:
         """Where `reader` finds the parameters as they are, until it asks again. Where workers fold by themselves that is where
@@ -292,9 +290,8 @@ class Machine(Memory):
         return {name: value for one in self._able for name, value in one.numbers().items()}
 
     def restore(self, kept: Kept, name: str, version: int) -> Mapping[int, bytes]:
-        if kept.phase:
-            self.blocks.turn_to(kept.phase)
-            self._count_bytes()
+        self.blocks.turn_to(kept.phase)
+        self._count_bytes()
         saved.load_weights(self.blocks, kept, name)
         self.begin(version, carry=False)
         own = kept.own

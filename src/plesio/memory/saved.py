@@ -31,14 +31,16 @@ class Kept(NamedTuple):
     phase: int = 0
 
 
+def weights(blocks: Blocks, current: Arena) -> dict[str, torch.Tensor]:
+    """By the model's names, each with memory of its own: torch loads them alone."""
+    named = {name: current.views[index].clone() for name, index in blocks.model.names}
+    return named | {name: table.clone() for name, table in blocks.tables.items()}
+
+
 def kept(blocks: Blocks, current: Arena, state: carrying.Kept) -> Kept:
-    """`weights` have memory of their own: torch loads them alone."""
-    views = current.views
-    weights: dict[str, torch.Tensor] = {name: views[index].clone() for name, index in blocks.model.names}
     known = {index for _, index in blocks.model.names}
-    weights |= {name: table.clone() for name, table in blocks.tables.items()}
-    nameless = {f"tensor {index}": view for index, view in enumerate(views) if index not in known}
-    return Kept(weights, {**nameless, **state.tensors}, state.numbers, _words(blocks))
+    nameless = {f"tensor {index}": view for index, view in enumerate(current.views) if index not in known}
+    return Kept(weights(blocks, current), {**nameless, **state.tensors}, state.numbers, _words(blocks))
 
 
 def load_weights(blocks: Blocks, kept: Kept, name: str) -> None:
