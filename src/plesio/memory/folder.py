@@ -200,7 +200,8 @@ def build_folder(
     step = _step(strategy, optimizer, workers, gather, first, threads)
     if isinstance(step, Part):
         state.parts["step"] = step
-    publisher = Publisher(versions, gather.tables, in_place=strategy.gather.in_rounds)
+    in_place = strategy.gather.in_rounds and optimizer is not None and optimizer.large
+    publisher = Publisher(versions, gather.tables, in_place)
     if (codec := strategy.adopt.codec) is not None:
         state.parts["shown"] = publisher = Packed(codec, versions, packed)
     return made(Parts(state, gather, correction, step, publisher, after, master))

@@ -21,8 +21,8 @@ from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.capability import MemoryCapability as Able
 from plesio.memory.folder import Folder, build_folder
 from plesio.memory.momenta import keeps_momentum
-from plesio.memory.own_weights import own_weights
-from plesio.memory.phase_change import phase_change, warm_up
+from plesio.memory.own_weights import OwnWeights
+from plesio.memory.phase_change import PhaseChange, warm_up
 from plesio.memory.port import Memory
 from plesio.memory.row_servers import RowServers, rows_here
 from plesio.memory.saved import Kept
@@ -61,9 +61,10 @@ class Machine(Memory):
         if blocks.held is not None:
             self.states = LeftStates(blocks.held, blocks, in_one_process, self.once)
         self.rows = rows or rows_here(blocks, log)
-        self.own = own_weights(blocks, in_one_process, self.once)
+        self.own = OwnWeights(blocks, in_one_process, self.once) if blocks.gives_back_mean else None
         loaded = [half.MemoryHalf(blocks) for half in halves(blocks.strategy, "memory")]
-        possible: list[Able | None] = [self.rows, self.own, phase_change(blocks), *loaded]
+        changes = PhaseChange(blocks) if len(blocks.phases) > 1 else None
+        possible: list[Able | None] = [self.rows, self.own, changes, *loaded]
         self._able = able = [one for one in possible if one is not None]
         self._actions = [actions for one in able if (actions := one.actions)]
         self._told, self._joins = those_with(able, Able.told), those_with(able, Able.joins)

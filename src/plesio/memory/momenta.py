@@ -160,9 +160,7 @@ class Momenta(Step, Part):
             damped = came.scratch or gradient
             self.damping.correct(gradient, current, came.then, came.absent, damped)
             gradient = damped
-        optimizer.step_as(came.worker)
-        if came.absent and optimizer.has_to_split(came.absent):
-            optimizer.split()
+        optimizer.step_as(came.worker, came.absent)
         if came.then is None and not optimizer.directly:
             (gradient,) = came.own().slots
         moved = list(zip(self.sum.trained, own.arena.trained, strict=True))

@@ -14,9 +14,7 @@ class MomentaInPasses(Momenta):
     """As `Momenta`, where there are kernels for it."""
 
     def _step(self, target: Arena, current: Arena, came: Came, scales: Sequence[float], index: int) -> None:
-        self.optimizer.step_as(came.worker)
-        if came.absent and self.optimizer.has_to_split(came.absent):
-            self.optimizer.split()
+        self.optimizer.step_as(came.worker, came.absent)
         if self._passes(came.absent):
             self._pass(target, current, came, scales, index)
         else:

@@ -139,11 +139,6 @@ class OwnWeights(MemoryCapability):
         return f"the workers that had version {version} died: the weights are those of version {seen}"
 
 
-def own_weights(blocks: Blocks, in_one_process: bool, once: Once) -> OwnWeights | None:
-    """What a run has whose server gives back means."""
-    return OwnWeights(blocks, in_one_process, once) if blocks.gives_back_mean else None
-
-
 def _digest(arena: Arena) -> int:
     """Of the parameters."""
     ((_, end),) = arena.layout.stretches((Kind.TRAINED, Kind.FROZEN))

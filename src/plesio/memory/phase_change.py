@@ -79,8 +79,3 @@ def warm_up(blocks: Blocks, build: Callable[[], object]) -> None:
         blocks.turn_to(phase)
         build()
         blocks.turn_to(now)
-
-
-def phase_change(blocks: Blocks) -> PhaseChange | None:
-    """What a run of several phases has."""
-    return PhaseChange(blocks) if len(blocks.phases) > 1 else None

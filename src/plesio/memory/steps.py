@@ -118,11 +118,9 @@ class Optimizing(Step):
 
     def __call__(self, target: Arena, current: Arena, came: Came, index: int) -> None:
         optimizer, absent = self._optimizer, came.absent
-        optimizer.step_as(came.worker)
+        optimizer.step_as(came.worker, absent)
         share = self._share[min(came.folded, self._workers) - 1]
         scales = optimizer.scales[came.scale, share]
-        if absent and optimizer.has_to_split(absent):
-            optimizer.split()
         if self._tables is None and optimizer.large and optimizer.in_one_pass(absent):
             optimizer.step_mean(target, current, came.slots, came.shares, scales, share, absent=absent)
             mean = came.mean(target.layout.buffer_segments)

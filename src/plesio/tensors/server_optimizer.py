@@ -111,8 +111,10 @@ class ServerOptimizer:
         for worker, groups in sent.items():
             self.sent_groups(worker, change(groups))
 
-    def step_as(self, worker: int) -> None:
-        """Step with the settings of `worker`; others may be at another point of their schedules."""
+    def step_as(self, worker: int, absent: int = 0) -> None:
+        """Step with the settings of `worker`, without these tensors; others may be at another point of their schedules."""
+        if absent and self.has_to_split(absent):
+            self.split()
         groups = self._sent.get(worker, self._given)
         if groups is not self._given:
             self.set_groups(groups)
