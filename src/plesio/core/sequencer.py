@@ -73,9 +73,11 @@ class Sequencer:
         silence_s: how long a worker may be silent while others wait for it.
     """
 
-    # Rarely set, and so of the class: with more than 30 of its own an object's attributes are found more slowly.
+    # Rarely set, and so of the class: with 30 of its own or more an object's attributes are found more slowly.
     _looked_at = False  # whether a round ends with a look at its version
     _ends = False  # whether the run ends while workers are missing
+    draining = False
+    """Whether other rules are to hold once every member waits: nobody goes on before."""
 
     def __init__(
         self, strategy: Strategy, workers: int, leases: DataLeases | None = None, silence_s: float = 300.0
@@ -92,8 +94,6 @@ class Sequencer:
         self.held: list[Seat] | None = None
         """Between two rounds that are looked at: those that go on with the next one."""
         self._effects: list[Effect] = []
-        self.draining = False
-        """Whether other rules are to hold once every member waits: nobody goes on before."""
         self._decide: dict[type, Callable[[Any], None]] = {
             events.Joined: self._joined,
             events.Left: self._gone,
