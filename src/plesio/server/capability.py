@@ -18,7 +18,7 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | `unsettled` | writes no checkpoint while it holds                                                           |
 | `left_over` | hands files with these descriptors over at the end, too                                       |
 
-The program asks at its start who gives what (`plesio.capabilities.those_with`). Drivers know the program alone.
+The program asks at its start who gives what of a contribution (`plesio.capabilities.those_with`). Drivers know the program alone.
 """
 
 from __future__ import annotations

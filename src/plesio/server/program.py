@@ -128,12 +128,9 @@ class Program:
         self._inherits = strategy.every.among_ranks  # a worker's successor goes on with what it held
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
         self.go_by_rules()
-        able = capabilities_of(self)
-        self._begun, self._went_back = those_with(able, Capability.begun), those_with(able, Capability.went_back)
-        self._joined, self._came = those_with(able, Capability.joined), those_with(able, Capability.came)
-        self._folded, self._discarded = those_with(able, Capability.folded), those_with(able, Capability.discarded)
-        self._unsettled, self._stopped = those_with(able, Capability.unsettled), those_with(able, Capability.stopped)
-        self._left_over = those_with(able, Capability.left_over)
+        able = self._able = capabilities_of(self)
+        self._came, self._folded = those_with(able, Capability.came), those_with(able, Capability.folded)
+        self._discarded = those_with(able, Capability.discarded)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -194,16 +191,16 @@ class Program:
         self.is_finite()
         if memory.note:
             self.trouble(None, memory.note)
-        for begun in self._begun:
-            begun(resumed, now_s)
+        for one in self._able:
+            one.begun(resumed, now_s)
 
     def go_back(self, state: SequencerState) -> None:
         """Go on from a checkpoint: nobody is a member, and what came and was not folded is forgotten."""
         was = self.sequencer
         self.listening = [False] * len(self.listening)
         self._seen.clear()
-        for went_back in self._went_back:
-            went_back()
+        for one in self._able:
+            one.went_back()
         self.sequencer = type(was).restore(
             was.phases.whole, state.leases.workers, state, stealing=was.stealing, silence_s=was.members.silence_s
         )
@@ -242,8 +239,8 @@ class Program:
         self.stopping, self.ended_s = True, now_s
         self._timing.stopped()
         self.keep(now_s)
-        for stopped in self._stopped:
-            stopped(now_s)
+        for one in self._able:
+            one.stopped(now_s)
 
     def when_whole(self, do: Callable[[], None], held: bool = False) -> None:
         """Do this when the parameters in memory are whole; `held`: and what workers hold of their own is there."""
@@ -283,7 +280,7 @@ class Program:
     @property
     def unsettled(self) -> bool:
         """Whether a checkpoint has to wait: what the run is able to do wants it."""
-        return any(unsettled() for unsettled in self._unsettled)
+        return any(one.unsettled() for one in self._able)
 
     def _writes(self, under_way: bool) -> None:
         if under_way != self._writing:
@@ -329,7 +326,7 @@ class Program:
 
     def left_over(self) -> tuple[int, ...]:
         """The descriptors of files with what is left beside the parameters."""
-        return tuple(one for left_over in self._left_over for one in left_over())
+        return tuple(file for one in self._able for file in one.left_over())
 
     @property
     def version(self) -> int:
@@ -363,8 +360,8 @@ class Program:
         self.listening[worker] = True
         meter = self.meter.workers[worker]
         meter.came = True
-        for joined in self._joined:
-            joined(worker, now_s)
+        for one in self._able:
+            one.joined(worker, now_s)
         self._joining[worker] = incarnation
         if self.version == self._begun_at:
             self._join(worker, incarnation, now_s, at)
