@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from plesio.launch.job import Job
 from plesio.launch.local.islands import Ties
-from plesio.launch.local.proxy import Launcher, Proxy, parts
+from plesio.launch.local.proxy import Launcher, Proxy
 from plesio.launch.local.worker_routes import FROM_WORKER, TO_WORKER, WorkerDialogue
-from plesio.launch.local.worker_rows import WorkerRows
 from plesio.memory.taking_over import carried_of, loaded
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import encode
@@ -30,7 +29,6 @@ from plesio.transport.channel import HEAD, Channel, ChannelClosedError
 from plesio.transport.doorbell import PLACE, AnswerReader, decode_answer
 from plesio.transport.held import Held
 from plesio.transport.limits import LEASE_S
-from plesio.transport.ring import Ring
 from plesio.transport.session import Session
 from plesio.transport.wire import Frame, FrameKind
 
@@ -91,24 +89,14 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         if isinstance(message, messages.Welcome | messages.Refused):
             self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
-            self._map(message, descriptors)
+            self._held = self._dialogue.mapped(message, [*descriptors], self._job.config.seats, self._worker)
+            if (bell := self._dialogue.rows.bell) is not None:
+                self._listen(bell, self._from_bell)
         self._tell(message)
 
     def _from_bell(self) -> None:
         for served in self._dialogue.rows.rung():
             self._tell(served)
-
-    def _map(self, welcome: messages.Welcome, descriptors: Sequence[int]) -> None:
-        dialogue, seats = self._dialogue, self._job.config.seats
-        ring, slots, board, *rest = descriptors
-        dialogue.rows = WorkerRows.attached(dialogue.hello.tables, rest, welcome.servers, seats, self._worker)
-        if dialogue.rows.bell is not None:
-            self._listen(dialogue.rows.bell, self._from_bell)
-        os.close(board)
-        self._held = Held(rest[0]) if len(rest) > welcome.servers else None
-        nbytes = dialogue.payloads.layout.nbytes
-        dialogue.ring = Ring(parts(ring, nbytes, welcome.buffers))
-        dialogue.slot = parts(slots, nbytes, seats)[self._worker]
 
     def _from_answer(self) -> None:
         if (read := self._answers.read()) is None:

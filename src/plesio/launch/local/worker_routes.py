@@ -6,6 +6,7 @@ message alone, and at how far its worker is (`WorkerDialogue`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import torch
 
 from plesio.core.events import Verdict
 from plesio.errors import PlesioError
+from plesio.launch.local.proxy import parts
 from plesio.launch.local.worker_rows import WorkerRows
 from plesio.protocol import remote
 from plesio.protocol import worker as messages
@@ -26,6 +28,7 @@ from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.pieces import kept_copies
 from plesio.tensors.region import Region
 from plesio.tensors.rows import fits, in_range
+from plesio.transport.held import Held
 from plesio.transport.ring import Ring
 from plesio.transport.routes import PARTING, Dialogue, Route, Routes, Spans
 from plesio.transport.wire import FrameKind
@@ -112,6 +115,16 @@ class WorkerDialogue(Dialogue):
             slot = Arena(layout, torch.frombuffer(self.slot, dtype=torch.uint8))
             if not packing.is_sound(slot, made.beside.part):
                 raise ProtocolError("it sent a packing that no codec makes")
+
+    def mapped(self, welcome: messages.Welcome, descriptors: list[int], seats: int, worker: int) -> Held | None:
+        """The run's memory is behind these descriptors. Gives where workers leave what they hold, if they do."""
+        ring, slots, board, *rest = descriptors
+        self.rows = WorkerRows.attached(self.hello.tables, rest, welcome.servers, seats, worker)
+        os.close(board)
+        nbytes = self.payloads.layout.nbytes
+        self.ring = Ring(parts(ring, nbytes, welcome.buffers))
+        self.slot = parts(slots, nbytes, seats)[worker]
+        return Held(rest[0]) if len(rest) > welcome.servers else None
 
     def answered(self, answer: messages.Answer) -> None:
         self.answers = 1 if isinstance(answer, messages.Beginning) else self.answers + 1
