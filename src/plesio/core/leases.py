@@ -1,4 +1,4 @@
-"""Who works on which part of the data.
+"""Who works on which part of the data: the state machine of its batches.
 
 Theory. An epoch is a set of batches, each in one of four states. Every batch of an epoch ends as done or skipped
 exactly once; what a dead or late worker held goes back and is given to somebody else, in its own epoch if anybody still
