@@ -398,15 +398,15 @@ def dies_handing_over(worker: Any, rate: float, who: int | None = 0, steps: int 
 
 
 def _die_at_the_second_tensor() -> None:
-    import plesio.worker.rank as rank
+    import plesio.launch.participation as participation
 
-    hand_over = rank.hand_over
+    hand_over = participation.hand_over
 
     def dying(optimizer: Any, carried: Any, tensors: Any, ring: Any, first: bool) -> None:
         hand_over(optimizer, None, tensors[:1], [SimpleNamespace(views=ring[0].views[:1])], first)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    rank.hand_over = dying
+    participation.hand_over = dying
 
 
 def idle(worker: Any) -> None:

@@ -31,7 +31,7 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
-from plesio.tensors.carrying import Carried, States
+from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.optimizer_spec import has_momentum
 from plesio.transport.island_group import IslandGroup
 from plesio.worker.context import Taking, introduction
@@ -139,7 +139,7 @@ class Participation(ABC):
         hello = self._as_rank.take_part(hello, given, tensors)
         place = self._seated(given, hello, carried)
         self._fetch, self.states = place.state, place.states
-        self._as_rank.hand_over(given.optimizer, carried, tensors, place.initial, place.first)
+        hand_over(given.optimizer, carried, tensors, place.initial, place.first, **self._as_rank.brings)
         if place.first and place.rows is not None:
             place.rows.bring_from(given.model)
         self.late = self._strategy.goes_on(self.away, has_momentum(given.optimizer))
@@ -215,6 +215,6 @@ class Participation(ABC):
             return None
         carried, block = self._fetch()
         there = arenas(block, self._exchange.replica.layout, len(carried.keys))
-        states = self._as_rank.brought_back(carried, tensors, there)
+        states = brought_back(carried, tensors, there, **self._as_rank.takes)
         block.close()
         return states

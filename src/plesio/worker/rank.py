@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from msgspec.structs import replace
-from torch.optim import Optimizer
 
 from plesio.config.rules import ISLANDS
 from plesio.errors import ConfigurationError
@@ -14,8 +13,6 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import Hello, LeaseReply, LeaseRequest
 from plesio.strategy import Strategy
 from plesio.strategy.rules import why_not
-from plesio.tensors.arena import Arena
-from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.local import is_split
 from plesio.transport.island_group import IslandGroup
 from plesio.worker.context import Taking
@@ -36,7 +33,9 @@ class Rank:
         self._island, self._state, self._strategy = island, state, strategy
         self._group = island.group
         self.part: Shards | None = None
-        """Its part of the model, where it has not all of it."""
+        """Its part of the model, where it has not all of it: then it brings that, and takes it back."""
+        self.brings: dict[str, Callable[..., None]] = {}
+        self.takes: dict[str, Callable[..., torch.Tensor]] = {}
 
     def terms(self, timeout_s: float) -> tuple[str, float, float | None]:
         """What its island is called, how long it waits for the others (longer than the leader for the server), and how long a
@@ -67,26 +66,10 @@ class Rank:
         else:
             check_alike(group, specs, hello.optimizers)
             shares = agreed(names, tensors, group.rank, group.rows)
-        self.part = Shards(tensors, shares)
+        self.part = part = Shards(tensors, shares)
+        self.brings, self.takes = {"bring": part.bring}, {"take": part.taken}
         # It copies tensor by tensor, and each rank's may lie in another order.
         return replace(hello, model=replace(hello.model, specs=tuple(replace(one, order=()) for one in specs)))
-
-    def hand_over(
-        self,
-        optimizer: Optimizer,
-        carried: Carried | None,
-        tensors: Sequence[torch.Tensor],
-        initial: Sequence[Arena],
-        first: bool,
-    ) -> None:
-        """As `plesio.tensors.carrying.hand_over`: its part."""
-        bring = {"bring": self.part.bring} if self.part is not None else {}
-        hand_over(optimizer, carried, tensors, initial, first, **bring)
-
-    def brought_back(self, carried: Carried, tensors: Sequence[torch.Tensor], arenas: Sequence[Arena]) -> States:
-        """As `plesio.tensors.carrying.brought_back`: its part."""
-        take = {"take": self.part.taken} if self.part is not None else {}
-        return brought_back(carried, tensors, arenas, **take)
 
     def arrive(self) -> None:
         """Wait for the others: what each of them brings lies there."""

@@ -80,7 +80,7 @@ class ProcessContext(Participation):
 
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         super().gather(group, local_rank)
-        self._bell = IslandBell(group, self._line, lambda: group.ranks // self.island.parts[1])
+        self._bell = IslandBell(self.island, self._line)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         if self._line is not None:

@@ -37,14 +37,15 @@ from plesio.transport.wire import FrameKind
 from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.place import Place
+from plesio.worker.island import Island
 from plesio.worker.replicas.regions import RankShare
 
 
 class RankBell(IslandBell):
     """`own` is this rank's line to its proxy."""
 
-    def __init__(self, group: IslandGroup, own: RemoteBell, copies: Callable[[], int], timeout_s: float) -> None:
-        super().__init__(group, own if group.is_leader else None, copies)
+    def __init__(self, island: Island, own: RemoteBell, timeout_s: float) -> None:
+        super().__init__(island, own if island.rank == 0 else None)
         self._own = own
         self._timeout_s = timeout_s
         self._shared: list[tuple[Kind, RankShare, Arena, int]] = []
@@ -99,8 +100,7 @@ class RankContext(RemoteContext):
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         """The ranks agree by `group`."""
         super().gather(group, local_rank)
-        copies = lambda: group.ranks // self.island.parts[1]  # noqa: E731
-        self._bell = self._ranks = RankBell(group, self._line, copies, self._timeout_s)
+        self._bell = self._ranks = RankBell(self.island, self._line, self._timeout_s)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         if self.island.rank == 0:

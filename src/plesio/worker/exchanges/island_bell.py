@@ -25,8 +25,9 @@ from plesio.protocol.worker import A, Answer, Contribution, FromWorker
 from plesio.tensors.arena import Arena
 from plesio.tensors.tensor_set import bits, members_of, of_bits
 from plesio.transport.doorbell import PLACE, nothing
-from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
+from plesio.worker.exchanges.exchange import Bell
+from plesio.worker.island import Island
 from plesio.worker.replicas.shards import PROBED
 
 SPREAD_MAX = 0.01
@@ -35,22 +36,14 @@ KINDS = get_args(FromWorker)
 decode_answer: Callable[[bytes], Answer] = decoder_of(Answer)
 
 
-class LeaderBell(Protocol):
-    """The leader's own bell, as `plesio.transport.doorbell.Doorbell`; `place`: the buffer that the last answer named."""
+class LeaderBell(Bell, Protocol):
+    """The leader's own bell; `place`: the buffer that the last answer named."""
 
     place: int
 
-    def send(self, message: FromWorker) -> None: ...
-
-    def answer(
-        self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = ...
-    ) -> A: ...
-
-    def waiting(self, timeout_s: float = 0.0) -> bool: ...
-
 
 class IslandBell:
-    """`line` is the leader's to the server; the others have none. `copies`: how many ranks train on each part of a batch.
+    """`line` is the leader's to the server; the others have none.
 
     Attributes:
         tensors: how many the prepared model has.
@@ -60,10 +53,10 @@ class IslandBell:
             place differs.
     """
 
-    def __init__(self, group: IslandGroup, line: LeaderBell | None, copies: Callable[[], int]) -> None:
-        self._group = group
+    def __init__(self, island: Island, line: LeaderBell | None) -> None:
+        assert island.group is not None, "its ranks agree by one"
+        self._island, self._group = island, island.group
         self._line = line
-        self._copies = copies
         self._place = 0
         self.tensors = 0
         self.probes: Callable[[], Sequence[float]] = tuple
@@ -123,10 +116,11 @@ class IslandBell:
         for place, (total, squares) in enumerate(zip(stamped[::2], stamped[1::2], strict=True)):
             if total * total != squares * ranks:
                 self.refuse(place)
+        copies = ranks // self._island.parts[1]  # how many train on each part of a batch
         return replace(
             message,
             finite=not broken,
-            samples=round(samples / self._copies()),
+            samples=round(samples / copies),
             loss=losses / judges if judges else nan,
             absent=bits(sum(1 << one for one, count in enumerate(lacking) if count == ranks)),
         )
