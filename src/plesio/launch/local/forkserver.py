@@ -128,8 +128,8 @@ class ForkServer:
         timeout_s: float | None = None,
         waiting: Callable[[], None] | None = None,
     ) -> Done:
-        """The answer, which is there within `timeout_s`, else START_S. An exception (Ctrl-C, a deadline) ends this fork server: the
-        next question would take a late answer for its own."""
+        """The answer, which is there within `timeout_s`, else START_S. An exception (Ctrl-C, a deadline) ends this fork server:
+        the next question would take a late answer for its own."""
         timeout_s = START_S if timeout_s is None else timeout_s
         try:
             self._channel.send(question, descriptors)
