@@ -33,7 +33,6 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.optimizer_spec import has_momentum
-from plesio.transport.island_group import IslandGroup
 from plesio.worker.context import Taking, introduction
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.builders import exchange_of
@@ -167,18 +166,6 @@ class Participation(ABC):
             goes_on=self._goes_on if self.late else None,
             line=(self._bell, self._timer, used, self._timeout_s),
         )
-
-    @property
-    def group_terms(self) -> tuple[str, float, float | None]:
-        """Those of `Rank.terms`."""
-        return self._as_rank.terms(self._timeout_s)
-
-    def gather(self, group: IslandGroup, local_rank: int) -> None:
-        """This process is a rank of an island, whose ranks agree by `group`."""
-        self._is_of(Island(self.state, group.rank, group.ranks, local_rank, group))
-        if self._strategy.every.among_ranks:  # workers that all-reduce among themselves are numbered by their ranks
-            self.rank, self.workers = group.rank, group.ranks
-            self.state.together = group.ranks
 
     def _expected(self, kind: type[Reply], reply: object) -> Reply:
         """The message, if it is of this kind; what the server refuses is raised here."""

@@ -13,11 +13,12 @@ import torch
 from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, ServerLostError
 from plesio.host.memory import CopyOnWriteView, SharedBlock
+from plesio.launch.gathering import GatheringContext
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.output import speak_as
-from plesio.launch.participation import Participation, Reply
+from plesio.launch.participation import Reply
 from plesio.launch.returned import packed
 from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
@@ -47,7 +48,7 @@ from plesio.worker.worker import Worker, taking_part
 BEFORE = "training had not begun: the messages of the run's head, or of ps.run, say why"
 
 
-class ProcessContext(Participation):
+class ProcessContext(GatheringContext):
     """The context of a worker process; `line`: its ends of channel, push and answer, of which only the leader has any; `ties`:
     to the other ranks of its island."""
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from plesio.errors import ConfigurationError
-from plesio.launch.participation import Participation, Reply
+from plesio.launch.gathering import GatheringContext
+from plesio.launch.participation import Reply
 from plesio.launch.remote.bell import RemoteBell
 from plesio.launch.remote.link import WorkerLink
 from plesio.launch.remote.rows import RemoteRows
@@ -37,7 +38,7 @@ from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
 
 
-class RemoteContext(Participation):
+class RemoteContext(GatheringContext):
     """The context of a worker on another host; `link` is the connection with its proxy."""
 
     away = True
