@@ -28,10 +28,10 @@ from plesio.config import RunConfig
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
 from plesio.launch.start import start
-from plesio.masking.head import Phase, SecureHead
-from plesio.masking.numbers import to_numbers, to_words
-from plesio.masking.site import Identities, Site
-from plesio.masking.words import Masked
+from plesio.secure_sums.head import Phase, SecureHead
+from plesio.secure_sums.numbers import to_numbers, to_words
+from plesio.secure_sums.site import Identities, Site
+from plesio.secure_sums.words import Masked
 from plesio.transport import secure
 
 FORK = multiprocessing.get_context("fork")

@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import plesio as ps
 from _report import Row, interleave, parser, progress, report, row, whole
 from _tables_runs import EXAMPLES, FIELDS, pulls_and_pushes, trains
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.processes import Process
 from plesio.strategy.answers import TopK
+from plesio.system.recovery_log import RecoveryLog
 
 RUN_S, KILLS_A_RUN, STEPS = 4.0, 15, 100_000
 BARS_S = {10_000: 0.2, 1_000_000: 0.2, 10_000_000: 1.0}

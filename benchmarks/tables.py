@@ -28,8 +28,8 @@ from _report import Row, interleave, parser, progress, report, row
 from _tables_network import network
 from _tables_runs import dlrm, exchange
 from _tables_servers import servers
-from plesio.host.memory import room
 from plesio.server.row_chain import Chain
+from plesio.system.memory import room
 from plesio.tables.distinct import Distinct
 from plesio.tables.index import CURSOR
 from plesio.tables.links import write_rows

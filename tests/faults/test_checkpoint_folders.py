@@ -306,7 +306,7 @@ def test_all_files_of_a_checkpoint_have_the_same_mode(tmp_path: Path) -> None:
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], object]] = {
     "no numbers of the optimizer": lambda data: data["numbers"]["optimizer"].clear(),
-    "no schedules": lambda data: data["riders"].clear(),
+    "no schedules": lambda data: data["attachments"].clear(),
     "a part of the data that is not there": lambda data: data["order"]["leases"].clear(),
 }
 

@@ -288,7 +288,7 @@ def test_misuse_in_a_worker_is_explained(train: Any, error: type[Exception], wor
 
 def test_too_little_shared_memory_is_an_error_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the size needed, the size there is, and what to do."""
-    from plesio.host import memory
+    from plesio.system import memory
 
     monkeypatch.setattr(memory, "room", lambda: {"/dev/shm": 64_000_000})
     with pytest.raises(ps.SharedMemoryError, match=r"needs 2\.0 GB of shared memory and /dev/shm has 64\.0 MB left"):

@@ -16,7 +16,7 @@ import torch
 
 import plesio as ps
 from faults.test_remote import meanwhile, until
-from plesio.masking.site import Site
+from plesio.secure_sums.site import Site
 from support import remote
 from support.long_forms import but_thorough
 

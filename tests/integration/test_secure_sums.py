@@ -24,12 +24,12 @@ from torch.nn.functional import cross_entropy
 import plesio as ps
 from plesio.cli.settings import strategy_of
 from plesio.cluster import Cluster, Constant, Crash, Group, Restart
-from plesio.masking.noise import NORMALS
-from plesio.masking.numbers import trained
-from plesio.masking.site import Site
-from plesio.masking.words import MASKING, AllKeys, RoundOpened, Shares, SitesCame
 from plesio.memory.masked_sums import MaskedSums
 from plesio.protocol.worker import Contribution
+from plesio.secure_sums.noise import NORMALS
+from plesio.secure_sums.numbers import trained
+from plesio.secure_sums.site import Site
+from plesio.secure_sums.words import MASKING, AllKeys, RoundOpened, Shares, SitesCame
 from plesio.strategy import Strategy
 from plesio.strategy.answers import BySamples
 from plesio.worker.budget import Budget
@@ -172,7 +172,7 @@ def test_nothing_that_the_head_receives_tells_of_a_single_site(monkeypatch: pyte
     told = MaskedSums.told
 
     def seen(sums: MaskedSums, worker: int, made: Contribution) -> None:
-        words.append(bytes(made.riders[MASKING]))
+        words.append(bytes(made.attachments[MASKING]))
         if made.aside is not None and made.aside.part == -1:
             masked[worker].append(trained(sums._slots[worker]).view(np.uint32).copy())
         assert not made.absent
@@ -358,7 +358,7 @@ def private(noise: float = 1.0, **settings: Any) -> ps.Strategy:
 
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plesio.masking.noise.normals", lambda key: repeat(np.zeros(NORMALS)))
+    monkeypatch.setattr("plesio.secure_sums.noise.normals", lambda key: repeat(np.zeros(NORMALS)))
 
 
 @pytest.mark.usefixtures("no_noise")

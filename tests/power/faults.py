@@ -343,7 +343,7 @@ FAULTS = (
     ),
     Fault(
         "server/checkpointer.py",
-        "riders=self.riders.kept(),",
+        "attachments=self.attachments.kept(),",
         "",
         "counters and schedules begin at zero after a resume",
     ),

@@ -158,7 +158,7 @@ def test_a_training_function_that_cannot_be_pickled_is_refused() -> None:
 
 
 def test_copies_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plesio.host.memory.room", lambda: {"the host's memory": 1 << 20})
+    monkeypatch.setattr("plesio.system.memory.room", lambda: {"the host's memory": 1 << 20})
     train = Carrying(words=[str(number) for number in range(2000)])
     own_copies(train, workers=2)
     with pytest.raises(ps.SharedMemoryError, match="a copy for each of the 256 workers of what the training function"):

@@ -74,6 +74,6 @@ def test_a_real_run_that_writes_weights_replays_bit_for_bit(strategy: Strategy, 
 def test_memory_for_the_copies_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """In rounds without momentum: 5 versions and 3 slots are shared, plus 3 private copies."""
     model = 4 * WIDTH * (WIDTH + 1)
-    monkeypatch.setattr("plesio.host.memory.room", lambda: {"the host's memory": int(9.5 * model)})
+    monkeypatch.setattr("plesio.system.memory.room", lambda: {"the host's memory": int(9.5 * model)})
     with pytest.raises(SharedMemoryError, match="with a copy of the model for each of the 3 workers of this process"):
         ps.run(writing, ps.sync_sgd(), workers=3, engine=ps.Simulated(ALIKE))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from plesio.host.recovery_log import RecoveryLog
+from plesio.system.recovery_log import RecoveryLog
 
 
 def lines_of(do: Callable[[], None], where: Sequence[str], most: int = 1 << 60) -> int:

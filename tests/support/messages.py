@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from plesio.protocol.coding import encode
-from plesio.protocol.worker import Count, Riding, Seconds
+from plesio.protocol.worker import Attached, Count, Seconds
 from plesio.tables.spec import DIM_MAX, RowAdagrad, RowAdam, RowSGD, TableSpec
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
@@ -20,7 +20,7 @@ ATOMS: dict[object, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False),
     Count: st.integers(0, 2**32 - 1),
     Seconds: st.floats(0.0, 1e9),
-    Riding: st.dictionaries(st.text(max_size=9), PLAIN.map(lambda value: msgspec.Raw(encode(value))), max_size=3),
+    Attached: st.dictionaries(st.text(max_size=9), PLAIN.map(lambda value: msgspec.Raw(encode(value))), max_size=3),
     bytes: st.binary(max_size=300),
     str: st.text(max_size=40),
     type(None): st.none(),

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Joined, Switch
-from plesio.host.recovery_log import _FREE, RecoveryLog
 from plesio.protocol.worker import RowsRequest
+from plesio.system.recovery_log import _FREE, RecoveryLog
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken
 from torture.plan import DEATHS_WITHIN_S

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plesio.host.memory import SharedBlock
 from plesio.protocol.worker import WorkDone
 from plesio.server.peers import add, unreported
+from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
 

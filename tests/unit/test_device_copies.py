@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from plesio.host.pinned import Pinned
+from plesio.system.pinned import Pinned
 from plesio.tensors.arena import Arena, Kind, Layout, TensorSpec
 from plesio.tensors.model import describe
 from plesio.transport.ring import Ring

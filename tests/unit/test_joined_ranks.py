@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import plesio as ps
-from plesio.host.memory import SharedBlock
 from plesio.launch.local.islands import Ties
 from plesio.launch.local.rank_proxy import RankProxy
 from plesio.launch.remote.ranks import Ranks
@@ -20,6 +19,7 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, encode
 from plesio.protocol.launcher import Finished
+from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import Kind as TensorKind
 from plesio.tensors.arena import Layout, TensorSpec
 from plesio.tensors.model import Described

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import plesio as ps
+from plesio.attachments import Halves
+from plesio.attachments.turns import Turning
 from plesio.errors import CheckpointError, ConfigurationError
-from plesio.riders import Halves
-from plesio.riders.turns import Turning
 from plesio.transport.client_states import BEGIN, ClientStates, keep
 from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.own_part import OwnPart
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
 
 
 def kept(folder: Path) -> KeptByClients:
-    return KeptByClients(str(folder), None, SimpleNamespace(version=1, worker=0, riders=Halves()))  # type: ignore[arg-type]
+    return KeptByClients(str(folder), None, SimpleNamespace(version=1, worker=0, attachments=Halves()))  # type: ignore[arg-type]
 
 
 def test_what_is_kept_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_what_is_kept_comes_back_as_it_was(tmp_path: Path) -> None:
     record = {"state": state}
     ours.leave(7, record)
     states = ClientStates(tmp_path)
-    states.count(ours._state.riders.of(Turning).coming, 1, 0)
+    states.count(ours._state.attachments.of(Turning).coming, 1, 0)
     back = ours.begin(7)["state"]
     assert torch.equal(back.pop("t"), torch.tensor([1, 4]))
     state.pop("t")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from plesio.host.recovery_log import _FREE, TURNS_MOST, RecoveryLog
+from plesio.system.recovery_log import _FREE, TURNS_MOST, RecoveryLog
 
 HALF_BYTES = 400
 READ_MOST = 48

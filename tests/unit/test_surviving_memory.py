@@ -39,7 +39,6 @@ from plesio.core.events import (
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer
 from plesio.errors import SharedMemoryError
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory import blocks, surviving
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
@@ -47,6 +46,7 @@ from plesio.memory.surviving import Surviving
 from plesio.protocol.worker import Aside, Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.arena import Arena, Kind
 from plesio.tensors.model import describe
@@ -61,7 +61,7 @@ from support.long_forms import but_thorough
 
 WORKERS, SEATS = 3, 4
 TRACED = [
-    str(Path(plesio.__file__).parent / room) for room in ("memory", "tensors", "host/recovery_log", "transport/held")
+    str(Path(plesio.__file__).parent / room) for room in ("memory", "tensors", "system/recovery_log", "transport/held")
 ]
 Make = Callable[..., Optimizer]
 

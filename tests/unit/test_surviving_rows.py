@@ -21,9 +21,9 @@ import pytest
 import plesio
 import plesio as ps
 from plesio.errors import ConfigurationError
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.row_tables import ServedRows
 from plesio.memory.surviving_rows import SurvivingRows
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tables import life, rows, undo
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import Store, load_kernels
@@ -32,8 +32,8 @@ from support.long_forms import but_thorough
 from support.row_server import Act, Server
 
 ROOMS = Path(plesio.__file__).parent
-TRACED = [str(ROOMS / one) for one in ("memory", "tables", "host/recovery_log", "transport/row_slots")]
-OWN = [str(ROOMS / "memory/surviving_rows"), str(ROOMS / "host/recovery_log"), __file__]
+TRACED = [str(ROOMS / one) for one in ("memory", "tables", "system/recovery_log", "transport/row_slots")]
+OWN = [str(ROOMS / "memory/surviving_rows"), str(ROOMS / "system/recovery_log"), __file__]
 KERNELS: list[tuple[ModuleType, str, str]] = [
     (rows, "fold", "keys rows"),
     (rows, "locate", "keys"),

@@ -18,10 +18,10 @@ from msgspec import Raw
 
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError, ServerLostError, SharedMemoryError
-from plesio.host import memory
-from plesio.host.memory import SharedBlock
 from plesio.protocol.coding import encode
 from plesio.protocol.worker import Answer, Beginning, FromWorker, GoOn
+from plesio.system import memory
+from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 from plesio.transport.board import Board
 from plesio.transport.channel import (
@@ -83,7 +83,10 @@ def test_answers_are_read_in_the_order_written(sent: list[Answer]) -> None:
 def test_an_answer_of_several_records_is_one(nbytes: int, pipe: tuple[int, int]) -> None:
     """Also where the last record is full."""
     read, write = pipe
-    sent = [Beginning(1, False, 2, 3, riders={"schedules": Raw(encode(bytes(nbytes)))}), GoOn(7, True, Verdict.TAKEN)]
+    sent = [
+        Beginning(1, False, 2, 3, attachments={"schedules": Raw(encode(bytes(nbytes)))}),
+        GoOn(7, True, Verdict.TAKEN),
+    ]
     assert all(write_answer(write, answer, 9, number) for number, answer in enumerate(sent, start=1))
     doorbell = Doorbell(-1, read, worker=0)
     assert [doorbell.answer(type(answer), 1.0, number=5, version=4) for answer in sent] == sent

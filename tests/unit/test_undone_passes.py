@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from plesio.host.memory import SharedBlock
+from plesio.system.memory import SharedBlock
 from plesio.tensors.adam import LARGEST, MEAN, SQUARE, begin, count, numbers_of
 from plesio.tensors.arena import Kind, Layout, TensorSpec
 from plesio.tensors.one_pass import Pass, PassAhead, kernels

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import plesio as ps
-from plesio.host.pickled import dumps
 from plesio.launch.local.unpicklable import culprit
+from plesio.system.pickled import dumps
 
 settings = SimpleNamespace(cache={"inner": [threading.Lock()], "other": 1})
 

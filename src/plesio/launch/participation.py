@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from torch import nn
 
 from plesio.errors import PlesioError, StopRun, error_class
-from plesio.host.memory import SharedBlock
 from plesio.memory.blocks import arenas
 from plesio.protocol.worker import (
     Farewell,
@@ -31,6 +30,7 @@ from plesio.protocol.worker import (
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
+from plesio.system.memory import SharedBlock
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.optimizer_spec import has_momentum
 from plesio.worker.context import Taking, introduction

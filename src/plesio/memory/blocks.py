@@ -27,13 +27,13 @@ from rich.filesize import decimal
 
 from plesio.capabilities import halves
 from plesio.errors import ConfigurationError
-from plesio.host.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.memory.folder import state_copies
 from plesio.memory.gather import held_by
 from plesio.memory.master import state_layout
 from plesio.memory.publish import Versions
 from plesio.protocol.worker import Hello, Welcome
 from plesio.strategy import Strategy
+from plesio.system.memory import CopyOnWriteView, SharedBlock, check_room, tables_at
 from plesio.tables.file import KeptRows
 from plesio.tensors.after_step import same
 from plesio.tensors.arena import PAGE, Arena, Kind, Layout, Lies

@@ -27,12 +27,12 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
 
 from plesio.core.events import Fold
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
 from plesio.memory.saved import Kept
 from plesio.memory.worker_states import Once, WorkerStates
 from plesio.protocol.worker import Contribution, GoOn
+from plesio.system.recovery_log import RecoveryLog
 
 
 class ModelMemory(Protocol):

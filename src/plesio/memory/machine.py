@@ -14,8 +14,6 @@ import torch
 
 from plesio.capabilities import halves, those_with
 from plesio.core.events import Fold, Forget, Hold, Share, Show
-from plesio.host.memory import SharedBlock
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
 from plesio.memory.capability import MemoryCapability as Able
@@ -31,6 +29,8 @@ from plesio.memory.taking_over import take_over
 from plesio.memory.worker_states import LeftStates, Once
 from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
 from plesio.strategy.answers import Codec
+from plesio.system.memory import SharedBlock
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.after_step import Applied
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Lies
 from plesio.tensors.carrying import Carried

@@ -1,4 +1,4 @@
-"""The head's end of secure sums (`plesio.masking`): it adds up what sites masked, takes the masks off when it can, and lays
+"""The head's end of secure sums (`plesio.secure_sums`): it adds up what sites masked, takes the masks off when it can, and lays
 out what each site is told.
 
 To the sequencer a phase is an exchange without steps: all come, nobody is folded, all go on. Steps come with what opens the sum,
@@ -15,15 +15,15 @@ from msgspec.structs import replace
 
 from plesio.core.events import Fold, Forget
 from plesio.errors import ConfigurationError
-from plesio.masking.head import SecureHead
-from plesio.masking.noise import SiteNoise
-from plesio.masking.numbers import to_numbers, trained
-from plesio.masking.words import MASKING, SITE_BYTES, Masked, RoundOpened, Said, Told
 from plesio.memory.blocks import Blocks
 from plesio.memory.capability import Action, MemoryCapability, ModelMemory
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.payloads import WORDS, put_words
 from plesio.protocol.worker import Contribution, GoOn
+from plesio.secure_sums.head import SecureHead
+from plesio.secure_sums.noise import SiteNoise
+from plesio.secure_sums.numbers import to_numbers, trained
+from plesio.secure_sums.words import MASKING, SITE_BYTES, Masked, RoundOpened, Said, Told
 from plesio.tensors.arena import ALL_PARTS, Kind
 
 decode: Callable[[bytes], Said] = decoder_of(Said)
@@ -63,7 +63,7 @@ class MaskedSums(MemoryCapability):
 
     def told(self, worker: int, made: Contribution) -> None:
         """A contribution, whose words it takes; `ProtocolError`: its worker may not say that."""
-        said = decode(bytes(made.riders.pop(MASKING, b"")))
+        said = decode(bytes(made.attachments.pop(MASKING, b"")))
         if made.steps and not isinstance(said, RoundOpened):
             raise ProtocolError(f"worker {worker} sent steps with {type(said).__name__}")
         counts, self._open = self._head.hear(worker, said), True

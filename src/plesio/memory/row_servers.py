@@ -14,7 +14,6 @@ import msgspec
 
 from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.errors import ConfigurationError
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.blocks import Blocks
 from plesio.memory.capability import Action, MemoryCapability
 from plesio.memory.row_tables import RowTables
@@ -22,6 +21,7 @@ from plesio.memory.saved import Kept
 from plesio.memory.surviving_rows import SurvivingRows
 from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.worker import RowsRequest
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tables.dealing import share_of
 from plesio.tables.file import KeptRows, joined, on_one_clock
 from plesio.tables.hot import hottest

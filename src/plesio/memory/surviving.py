@@ -1,4 +1,4 @@
-"""Folds that can be gone on from when the process that made them dies (`plesio.host.recovery_log`).
+"""Folds that can be gone on from when the process that made them dies (`plesio.system.recovery_log`).
 
 Tensors lie in memory that outlives it. An effect that changes them is entered in the log when it is done, with the numbers beside
 the tensors. Whoever takes over takes the numbers of each effect from there, and moves no tensor. The effect that was under way at
@@ -29,11 +29,11 @@ from functools import partial
 from typing import Any
 
 from plesio.core.events import Fold
-from plesio.host.memory import SharedBlock
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder, Parts
 from plesio.memory.register import When
+from plesio.system.memory import SharedBlock
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.arena import ALL_PARTS, PAGE, Arena, Kind
 from plesio.tensors.carrying import Carried, Kept
 from plesio.tensors.pieces import kept_keys

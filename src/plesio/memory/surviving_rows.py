@@ -1,4 +1,4 @@
-"""Rows of tables that can be gone on from when the process that holds them dies (`plesio.host.recovery_log`).
+"""Rows of tables that can be gone on from when the process that holds them dies (`plesio.system.recovery_log`).
 
 They lie in memory that outlives it. An effect by which rows step is entered in the log when it is done, with its figures. Whoever
 takes over takes these from there, and steps no row. The effect that was under way at the end is taken back (`plesio.tables.undo`)
@@ -29,9 +29,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from plesio.core.events import Fold, FoldRows, Serve
-from plesio.host.memory import SharedBlock
-from plesio.host.recovery_log import RecoveryLog
 from plesio.memory.row_tables import RowTables, ServedRows
+from plesio.system.memory import SharedBlock
+from plesio.system.recovery_log import RecoveryLog
 from plesio.tables.store import Folded
 from plesio.tensors.arena import PAGE
 from plesio.tensors.checksum import HASH

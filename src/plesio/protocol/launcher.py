@@ -121,7 +121,7 @@ class Writing(msgspec.Struct, tag=True, frozen=True):
 
 class Reborn(msgspec.Struct, tag=True, frozen=True):
     """The server's spare to the launcher: the server has died, and process `pid` is it from now on. `generation`, `turn`: the
-    turn in which it died, 0: in none (`plesio.host.recovery_log`)."""
+    turn in which it died, 0: in none (`plesio.system.recovery_log`)."""
 
     pid: int
     generation: int

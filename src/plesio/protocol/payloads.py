@@ -33,7 +33,7 @@ from plesio.tensors.region import Region
 from plesio.tensors.rows import MOVING, spans_of
 
 WORDS = -2
-"""In place of the part of a model: an exchange of words (`plesio.masking`)."""
+"""In place of the part of a model: an exchange of words (`plesio.secure_sums`)."""
 WORDS_HEAD = struct.Struct("<I")
 Spans = Sequence[tuple[int, int]]
 

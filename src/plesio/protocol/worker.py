@@ -43,8 +43,8 @@ from plesio.tensors.region import Region
 from plesio.tensors.rows import RowCount
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-Riding = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
-"""What travels beside it, each by its name and packed (`plesio.riders`)."""
+Attached = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
+"""What travels beside it, each by its name and packed (`plesio.attachments`)."""
 
 # On the channel
 
@@ -200,9 +200,9 @@ class Contribution(Message):
 
     `missing`: parameters that got no gradient, step by step; `absent`: which tensors of a gradient are lacking
     (`plesio.tensors.tensor_set`); `rows`: of tables (`plesio.tensors.rows`); `optimizer`: which one stepped, of several;
-    `settings`: the hyper-parameters of all groups, if they changed (`plesio.tensors.optimizer_spec.packed`); `riders`: see
-    `plesio.riders`; `worked_s`: seconds from when it was begun to when it was computed, but for those that its worker waited;
-    `loss`: what the training function last logged as that.
+    `settings`: the hyper-parameters of all groups, if they changed (`plesio.tensors.optimizer_spec.packed`);
+    `attachments`: see `plesio.attachments`; `worked_s`: seconds from when it was begun to when it was computed, but for those
+    that its worker waited; `loss`: what the training function last logged as that.
     """
 
     number: Count
@@ -215,7 +215,7 @@ class Contribution(Message):
     rows: tuple[RowCount, ...] = ()
     optimizer: Count = 0
     settings: bytes = b""
-    riders: Riding = {}
+    attachments: Attached = {}
     worked_s: Seconds = 0.0
     loss: float = nan
     aside: Aside | None = None
@@ -275,10 +275,10 @@ FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell
 
 
 class Beginning(Message):
-    """Training begins from `version` (`stop`: it is over at once). `contributions` and
-    what follows: what the worker had made before the run was resumed (`plesio.server.checkpoints.Progress`); `riders`:
-    see `plesio.riders`; `steps_granted`: how many steps the worker may take alone, where the strategy says; `phase`: the one of
-    the strategy that the run is in."""
+    """Training begins from `version` (`stop`: it is over at once). `contributions` and what follows: what the worker had made
+    before the run was resumed (`plesio.server.checkpoints.WorkerProgress`); `attachments`: see `plesio.attachments`;
+    `steps_granted`: how many steps the worker may take alone, where the strategy says; `phase`: the one of the strategy that the run
+    is in."""
 
     version: int
     stop: bool
@@ -286,14 +286,14 @@ class Beginning(Message):
     steps: int
     samples: int = 0
     batches: int = 0
-    riders: Riding = {}
+    attachments: Attached = {}
     steps_granted: Count = 0
     phase: Count = 0
 
 
 class GoOn(Message):
     """Go on from `version`, or `stop`. `verdict`, `staleness`: of the contribution that
-    this answers; where its step was called off, it answers the one under way. `riders`,
+    this answers; where its step was called off, it answers the one under way. `attachments`,
     `steps_granted`: as in `Beginning`; `part`: as in that contribution; `phase`: as in `Beginning`. If that is another than
     before, the worker begins anew under its strategy."""
 
@@ -301,7 +301,7 @@ class GoOn(Message):
     stop: bool
     verdict: Verdict
     staleness: int = 0
-    riders: Riding = {}
+    attachments: Attached = {}
     steps_granted: Count = 0
     part: int = ALL_PARTS
     phase: Count = 0

@@ -12,7 +12,7 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | `stopped`   | calls it when the run is to end                                                               |
 | `went_back` | calls it when the run goes on from a checkpoint, and nobody is a member                       |
 | `joined`    | calls it when a process has taken a worker's seat, before the sequencer hears of it           |
-| `came`      | calls it with a contribution that brings riders, before the sequencer hears of it             |
+| `came`      | calls it with a contribution that brings attachments, before the sequencer hears of it             |
 | `folded`    | calls it when a version is made                                                               |
 | `discarded` | calls it when a contribution is not to count                                                  |
 | `unsettled` | writes no checkpoint while it holds                                                           |

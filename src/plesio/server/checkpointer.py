@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from plesio.attachments import Attachments
+from plesio.attachments.schedules import NOWHERE, Schedules
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Memory
 from plesio.memory.saved import Kept
-from plesio.riders import Riders
-from plesio.riders.schedules import NOWHERE, Schedules
 from plesio.server.checkpoints import CheckpointStore, Manifest, Saved, WorkerProgress, read
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
@@ -60,7 +60,7 @@ class Checkpointer:
         self.before = [WorkerProgress()] * seats
         self._made = [WorkerProgress()] * seats
         self._coming = [WorkerProgress()] * seats  # in a contribution that came and is not answered
-        self.riders = Riders(seats)
+        self.attachments = Attachments(seats)
         self.states = ClientStates(Path(keeping.clients)) if keeping.clients else None
         self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
         self.taken = Taken()  # what came; of this, what is not folded yet is done again after a resume
@@ -90,7 +90,7 @@ class Checkpointer:
             made.batches + one.batches,
         )
         self._coming[worker] = NOTHING
-        self.riders.answered(worker)
+        self.attachments.answered(worker)
 
     def done(self, sequencer: Sequencer) -> Taken:
         """Steps and samples that a resumed run does not repeat: all that came, without what waits to be folded."""
@@ -118,7 +118,7 @@ class Checkpointer:
             together=self._together,
             steps=done.steps,
             samples=done.samples,
-            riders=self.riders.kept(),
+            attachments=self.attachments.kept(),
             clients=len(clients),
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
@@ -167,7 +167,7 @@ class Checkpointer:
         self._made = [*manifest.progress, *[WorkerProgress()] * seats][:seats]
         self.go_on(memory, own)
         self.taken = Taken(manifest.steps, manifest.samples)
-        self.riders.restore(manifest.riders)
+        self.attachments.restore(manifest.attachments)
         if self.states is not None:
             self.states.restore(saved.path, manifest.clients, manifest.version)
         if saved.path.parent == Path(self._keeping.folder):  # elsewhere it is not this run's
@@ -185,7 +185,7 @@ class Checkpointer:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
         self._coming[worker] = WorkerProgress()
-        self.riders.again(worker)
+        self.attachments.again(worker)
 
     @property
     def _numbers(self) -> list[int]:
@@ -221,7 +221,7 @@ class Checkpointer:
         self.held_again = tuple(held)
         self.before = list(self._made)
         self._coming = [WorkerProgress()] * len(self.before)
-        self.riders.restore(self.riders.kept())
+        self.attachments.restore(self.attachments.kept())
 
 
 def _of_new_data(manifest: Manifest) -> Manifest:
@@ -229,5 +229,5 @@ def _of_new_data(manifest: Manifest) -> Manifest:
     workers = manifest.order.leases.workers
     order = msgspec.structs.replace(manifest.order, leases=DataLeases(workers, stealing=False).state(()))
     progress = tuple(msgspec.structs.replace(one, samples=0, batches=0) for one in manifest.progress)
-    riders = manifest.riders | {Schedules.name: [NOWHERE]}
-    return msgspec.structs.replace(manifest, order=order, progress=progress, riders=riders)
+    attachments = manifest.attachments | {Schedules.name: [NOWHERE]}
+    return msgspec.structs.replace(manifest, order=order, progress=progress, attachments=attachments)

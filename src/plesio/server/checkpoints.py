@@ -31,9 +31,9 @@ from xxhash import xxh3_64_hexdigest
 
 from plesio.core.sequencer import SequencerState
 from plesio.errors import CheckpointError, ConfigurationError
-from plesio.host.disk import to_disk
 from plesio.server.row_chain import Chain
 from plesio.strategy import Strategy
+from plesio.system.disk import to_disk
 from plesio.tables.file import KeptRows
 from plesio.tables.links import FILE as TABLE
 from plesio.tables.links import rows_in
@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         progress: how far the worker in each seat was.
         together: how many batches are one for the order, being a step's (`RunConfig.together`).
         steps, samples: of all workers together, without those called off.
-        riders: see `plesio.riders`.
+        attachments: see `plesio.attachments`.
         clients: how many files there are of what clients keep.
         journal: the journal's path, and the byte up to which it tells of what is in here; empty without one.
         files: the checksum of each file.
@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     together: int = 1
     steps: int = 0
     samples: int = 0
-    riders: dict[str, Any] = {}
+    attachments: dict[str, Any] = {}
     clients: int = 0
     journal: str = ""
     position: int = 0

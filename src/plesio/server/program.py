@@ -29,6 +29,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from plesio.attachments.counters import Counters
 from plesio.capabilities import those_with
 from plesio.core import events
 from plesio.core.events import Event, Verdict
@@ -42,15 +43,14 @@ from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import StopRequest, Trouble, Writing
 from plesio.protocol.worker import (
     Answer,
+    Attached,
     Beginning,
     Contribution,
     DroppedStep,
     GoOn,
     LeaseReply,
     LeaseRequest,
-    Riding,
 )
-from plesio.riders.counters import Counters
 from plesio.server.agreement import Agreement
 from plesio.server.capabilities import capabilities_of
 from plesio.server.capability import Capability, Supplies
@@ -306,7 +306,7 @@ class Program:
     @property
     def counts_together(self) -> bool:
         """Whether workers share counters."""
-        return Counters.name in self.checkpointer.riders.answer
+        return Counters.name in self.checkpointer.attachments.answer
 
     def close(self, now_s: float) -> None:
         """The run ended in order: keep what is to be kept."""
@@ -393,8 +393,8 @@ class Program:
         if self.checkpointer.counts:
             self.checkpointer.came(worker, made.number, WorkerProgress(1, made.steps, made.samples, made.batches))
         memory.told(worker, made)
-        if made.riders:
-            self._told(worker, made.riders)
+        if made.attachments:
+            self._told(worker, made.attachments)
             for came in self._came:
                 came(worker, incarnation, made)
         if made.optimizer or self._agreement.watches:
@@ -409,9 +409,9 @@ class Program:
         if not made.finite:
             self.non_finite.discarded(worker, f"contribution {made.number}")
 
-    def _told(self, worker: int, riding: Riding) -> None:
+    def _told(self, worker: int, riding: Attached) -> None:
         try:
-            self.checkpointer.riders.told(worker, riding)
+            self.checkpointer.attachments.told(worker, riding)
         except ConfigurationError as error:
             self.trouble(worker, str(error), str(error), type(error).__name__)
 
@@ -502,14 +502,19 @@ class Program:
         """What a worker that is to go on is told."""
         if not self._answers:
             return self._only_time
-        worker, version, stop, riders = effect.worker, effect.version, self.stopping, self.checkpointer.riders
+        worker, version, stop, attachments = effect.worker, effect.version, self.stopping, self.checkpointer.attachments
         if effect.number:
             verdict, staleness = effect.verdict, effect.staleness
-            answer: Answer = GoOn(version, stop, verdict, staleness, riders.answer, effect.steps, phase=self.phase)
+            answer: Answer = GoOn(version, stop, verdict, staleness, attachments.answer, effect.steps, phase=self.phase)
         else:
             before = asdict(self.checkpointer.before[worker])
             answer = Beginning(
-                version, stop, **before, riders=riders.beginning(worker), steps_granted=effect.steps, phase=self.phase
+                version,
+                stop,
+                **before,
+                attachments=attachments.beginning(worker),
+                steps_granted=effect.steps,
+                phase=self.phase,
             )
         return self.memory.located(worker, answer)
 

@@ -18,8 +18,8 @@ from safetensors.numpy import load, save, save_file
 from xxhash import xxh3_128_hexdigest
 
 from plesio.errors import CheckpointError
-from plesio.host.disk import to_disk
-from plesio.host.memory import anonymous_file
+from plesio.system.disk import to_disk
+from plesio.system.memory import anonymous_file
 from plesio.tables.links import ALIKE, rows_beside
 from plesio.tables.links import KeptRows as KeptRows
 from plesio.tables.spec import TableSpec

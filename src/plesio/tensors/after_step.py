@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from plesio.errors import ConfigurationError, words_of
-from plesio.host.pickled import dumps
+from plesio.system.pickled import dumps
 from plesio.tensors.arena import Arena, Kind, TensorSpec
 
 Change = Callable[[Mapping[str, torch.Tensor]], object]

@@ -17,8 +17,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from plesio.errors import ConfigurationError, ModelMismatchError
-from plesio.host.memory import TablePlace
-from plesio.host.pickled import dumps, send_settings_by_name
+from plesio.system.memory import TablePlace
+from plesio.system.pickled import dumps, send_settings_by_name
 from plesio.tensors.arena import CPU, Kind, Layout, TensorSpec, order_in_memory
 
 

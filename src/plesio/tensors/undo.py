@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from plesio.host.memory import SharedBlock
+from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import Layout
 
 _HEAD_BYTES = 64

@@ -12,7 +12,7 @@ step n is known to be folded.
 
 from __future__ import annotations
 
-from plesio.host.memory import SharedBlock
+from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
 _FOLDS = 8

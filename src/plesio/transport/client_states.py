@@ -22,7 +22,7 @@ from pathlib import Path
 from xxhash import xxh3_64_digest
 
 from plesio.errors import CheckpointError
-from plesio.host.disk import to_disk
+from plesio.system.disk import to_disk
 
 BEGIN, COMING = "begin", ".coming"
 FOLDER = "clients"

@@ -17,7 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from plesio.errors import SharedMemoryError
-from plesio.host.memory import anonymous_file
+from plesio.system.memory import anonymous_file
 
 HEAD = struct.Struct("<qQ")
 EVERYBODY = -1

@@ -1,4 +1,4 @@
-"""A channel of a process that another one may go on from: what comes and goes is in its log (`plesio.host.recovery_log`).
+"""A channel of a process that another one may go on from: what comes and goes is in its log (`plesio.system.recovery_log`).
 
 Each message that it sends has a number: whoever goes on may send it again, and it is dropped there. Descriptors that came after
 the other process was forked are lost with this one. In their place stand ends of lines whose other end is closed.
@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from plesio.host.recovery_log import RecoveryLog
 from plesio.protocol.coding import encode
+from plesio.system.recovery_log import RecoveryLog
 from plesio.transport.channel import DESCRIPTORS_MAX, NUMBERED_HEAD, Channel, ChannelClosedError, M
 
 

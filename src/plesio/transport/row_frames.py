@@ -16,10 +16,10 @@ from typing import BinaryIO
 from msgspec import ValidationError, convert
 
 from plesio.core.events import Fold, FoldRows, Hold
-from plesio.host.memory import anonymous_file
 from plesio.protocol import table_server as messages
 from plesio.protocol.coding import ProtocolError, cut, encode
 from plesio.protocol.launcher import Failed
+from plesio.system.memory import anonymous_file
 from plesio.transport.routes import PARTING, Dialogue, Route, Routes, Spans
 from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import RowSlots, check_room

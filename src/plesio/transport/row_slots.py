@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, SharedMemoryError
-from plesio.host.memory import SharedBlock, anonymous_file
 from plesio.protocol.worker import RowsRequest
+from plesio.system.memory import SharedBlock, anonymous_file
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import PAGE
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from plesio.attachments.counters import COUNTERS_MAX, Counting
 from plesio.errors import ConfigurationError
-from plesio.riders.counters import COUNTERS_MAX, Counting
 from plesio.strategy.answers.answer import WHOLE
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plesio.attachments.counters import Counting
 from plesio.errors import ConfigurationError
-from plesio.riders.counters import Counting
 from plesio.strategy.answers.answer import COUNT, WHOLE
 from plesio.worker.clients.accountant import tell
 from plesio.worker.counter import Counter
@@ -123,4 +123,4 @@ class OwnLoops(Prepared):
                 "worker.counter needs a server that folds, and under this strategy workers fold among themselves; loop over "
                 "worker.steps(number), which shares out the run's steps under every strategy"
             )
-        return Counter(name, self._state.riders.of(Counting))
+        return Counter(name, self._state.attachments.of(Counting))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from plesio.attachments.schedules import Scheduling
 from plesio.errors import ConfigurationError
-from plesio.riders.schedules import Scheduling
 from plesio.tensors.after_step import AfterStep, Applied, Change
 from plesio.tensors.model import device_of
 from plesio.worker.cancelling import check_before_layers
@@ -132,7 +132,7 @@ class Prepared:
         if others:
             self._lease(others[0])
         guards = Guards(model, optimizer, how.frozen_too)
-        scheduling = self._state.riders.of(Scheduling)
+        scheduling = self._state.attachments.of(Scheduling)
         scheduling.begin(optimizer)
         self._set_again = partial(go_on, optimizer, scheduling, self._schedules)
         self._tables = SharedTables(model, self._state, self._context.inline)

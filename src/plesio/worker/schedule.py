@@ -17,8 +17,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from plesio.attachments.schedules import Scheduling
 from plesio.errors import ConfigurationError
-from plesio.riders.schedules import Scheduling
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.state import WorkerState
 from plesio.worker.warn import warn
@@ -59,7 +59,7 @@ class RunSchedule(LRScheduler):
         self.__dict__.update(_by_round=by_round, _first=None, _place=place, went_on=False)
         prepared = loader() if later else None
         self.__dict__["_part"] = prepared.part if prepared is not None and prepared.measured else Fraction(1)
-        if (before := state.riders.of(Scheduling).before.states.get(place)) is not None:
+        if (before := state.attachments.of(Scheduling).before.states.get(place)) is not None:
             schedule.load_state_dict(before)
             self.went_on = True
 
@@ -76,10 +76,10 @@ class RunSchedule(LRScheduler):
             return
         if metric or named or loader is None or isinstance(schedule, ReduceLROnPlateau):
             schedule.step(*metric, **named)
-            self._state.riders.of(Scheduling).keep(self._place, schedule.state_dict())
+            self._state.attachments.of(Scheduling).keep(self._place, schedule.state_dict())
             return
         self._calls += 1
-        self._state.riders.of(Scheduling).calls += 1
+        self._state.attachments.of(Scheduling).calls += 1
         if loader.within:
             if not self._by_batch:
                 self._by_batch = True
@@ -105,7 +105,7 @@ class RunSchedule(LRScheduler):
             for group, kept in zip(self._schedule.optimizer.param_groups, settings, strict=True):
                 group.update(kept)
             self._made = 0
-        calls = state.riders.of(Scheduling).calls
+        calls = state.attachments.of(Scheduling).calls
         if 0 < state.steps_before <= 2 * calls + 1:
             self._calls = calls // of + 1
             self._schedule.optimizer._opt_called = True  # torch warns of a schedule that is ahead of its optimizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
-from plesio.riders.schedules import Scheduling
+from plesio.attachments.schedules import Scheduling
 from plesio.tensors.optimizer_spec import number
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.warn import listed, warn

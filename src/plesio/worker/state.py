@@ -10,9 +10,9 @@ from weakref import ref
 import torch
 from torch.optim import Optimizer
 
+from plesio.attachments import Halves
 from plesio.core.events import Whereabouts
 from plesio.protocol.worker import Beginning
-from plesio.riders import Halves
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import seed_step, step_seed
 
@@ -25,7 +25,7 @@ class WorkerState:
         loss: the last number that the training function logged as "loss"; of a device, the last that was read.
         before: contributions of this worker before the run was resumed.
         steps_before, samples_before, batches_before: local steps in those, samples, and leased batches.
-        riders: see `plesio.riders`.
+        attachments: see `plesio.attachments`.
         number: the contribution under way, counted from the beginning of this process.
         draws: a lone worker's random sources, which are not seeded anew; None: there are, or may be, other workers.
         parts: which slice of each batch this process takes, of how many (`plesio.worker.island`).
@@ -51,7 +51,7 @@ class WorkerState:
     together: int = 1
     epochs: int = 0
     stepped: int = 0
-    riders: Halves = field(default_factory=Halves)
+    attachments: Halves = field(default_factory=Halves)
 
     def resumed(self, told: Beginning) -> None:
         """What this worker had made before."""

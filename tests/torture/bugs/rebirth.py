@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from plesio.core.events import Leased
-from plesio.host.recovery_log import ENTRY, LATEST, READ, READ_MOST
+from plesio.system.recovery_log import ENTRY, LATEST, READ, READ_MOST
 from plesio.transport.channel import readable
 from torture.bugs.planting import BUGS, bug
 from torture.reborn import Log, Reborn, Survivor

@@ -14,7 +14,6 @@ from math import inf
 import torch
 
 from plesio.config.evaluations import pause_s
-from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
@@ -22,6 +21,7 @@ from plesio.protocol.evaluator import Judged, Snapshot, SnapshotRequest, Told
 from plesio.protocol.launcher import Evaluated
 from plesio.protocol.worker import RowsRequest
 from plesio.server.judge import Judge
+from plesio.system.memory import SharedBlock
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.model import load_structure

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from plesio.host.memory import SharedBlock, tables_at
 from plesio.protocol.launcher import Final
+from plesio.system.memory import SharedBlock, tables_at
 from plesio.tables.file import from_memory, joined
 from plesio.tables.module import Table
 from plesio.tensors.arena import Layout, Lies

@@ -18,11 +18,11 @@ from functools import partial
 
 import torch
 
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.spare import Spare
 from plesio.launch.local.turns import OVER, TICK, Served, Turns
 from plesio.observe.summary import Incident
 from plesio.protocol.launcher import Reborn, Trouble
+from plesio.system.recovery_log import RecoveryLog
 from plesio.transport.remembered import RememberedChannel, say_anew
 from plesio.transport.world import World
 

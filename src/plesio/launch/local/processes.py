@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from plesio.errors import ConfigurationError, words_of
-from plesio.host.memory import anonymous_file
-from plesio.host.pickled import dumps
 from plesio.launch.job import Job
 from plesio.launch.journal import begun
 from plesio.launch.local.forker import Spawn
@@ -21,6 +19,8 @@ from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.output import named
 from plesio.launch.local.unpicklable import culprit
 from plesio.protocol import launcher, remote
+from plesio.system.memory import anonymous_file
+from plesio.system.pickled import dumps
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 
 SERVER, EVALUATOR, WORKER, DOOR, PROXY, TABLE_SERVER = PRELOAD

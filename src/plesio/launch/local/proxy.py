@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Generic
 
-from plesio.host.memory import SharedBlock
 from plesio.launch.job import Job
 from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed, Finished
+from plesio.system.memory import SharedBlock
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.doorbell import Lookout

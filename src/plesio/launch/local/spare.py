@@ -14,8 +14,8 @@ import signal
 import time
 from contextlib import suppress
 
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.forker import die_with_parent, name_process
+from plesio.system.recovery_log import RecoveryLog
 from plesio.transport.channel import close_quietly
 
 ORPHANED_S = 5.0  # how long the system may take to give the spare another parent once the process is dead

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from plesio.host.recovery_log import RecoveryLog
 from plesio.launch.local.handlers import Handlers
 from plesio.memory.machine import Machine
 from plesio.protocol import launcher
 from plesio.protocol.launcher import Trouble
 from plesio.server.program import Program
+from plesio.system.recovery_log import RecoveryLog
 from plesio.transport.channel import Channel
 from plesio.transport.world import DIRECT, World
 

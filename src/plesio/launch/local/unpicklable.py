@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plesio.host.pickled import dumps
+from plesio.system.pickled import dumps
 
 
 def culprit(value: Any, path: str = "", seen: tuple[int, ...] = ()) -> str:

@@ -12,7 +12,6 @@ import torch
 
 from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, ServerLostError
-from plesio.host.memory import CopyOnWriteView, SharedBlock
 from plesio.launch.gathering import GatheringContext
 from plesio.launch.job import Job
 from plesio.launch.local.children import keep_to_itself, reported_to
@@ -24,6 +23,7 @@ from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol import worker as messages
 from plesio.protocol.launcher import Finished, LoggedByWorker, Returned, StopRequest, Visited
+from plesio.system.memory import CopyOnWriteView, SharedBlock
 from plesio.tables.file import KeptRows, in_memory
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.carrying import Carried

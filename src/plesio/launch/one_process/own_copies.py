@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 
 from plesio.errors import ConfigurationError
-from plesio.host.memory import check_room
 from plesio.observe.provenance import without_arguments
+from plesio.system.memory import check_room
 
 Train = Callable[..., object]
 

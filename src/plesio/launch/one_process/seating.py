@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from plesio.errors import ConfigurationError
-from plesio.host.memory import check_room
 from plesio.launch.one_process.greenlets import GreenletWorker, wait
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import Machine
 from plesio.protocol.worker import Hello
 from plesio.server.program import Program
 from plesio.strategy import Strategy
+from plesio.system.memory import check_room
 from plesio.tables.module import Table, named_tables
 from plesio.tensors.arena import Arena
 from plesio.tensors.model import load_structure

@@ -18,10 +18,10 @@ import msgspec
 
 from plesio.config import RunConfig
 from plesio.errors import ServerLostError
-from plesio.host.pickled import dumps
 from plesio.launch.job import Listening
 from plesio.launch.local.forkserver import another_python
 from plesio.launch.remote.find import RunPlace
+from plesio.system.pickled import dumps
 from plesio.transport.secure import Credentials
 
 START_S = 120.0  # how long a head may take to listen: it imports torch

@@ -42,7 +42,6 @@ from plesio.errors import (
     WorkerLostError,
     words_of,
 )
-from plesio.host.pickled import send_settings_by_name
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
 from plesio.launch.remote.find import RunPlace
@@ -51,6 +50,7 @@ from plesio.launch.start import start
 from plesio.server.checkpoints import FOLDER, kept_in
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
+from plesio.system.pickled import send_settings_by_name
 from plesio.transport.certificates import make_certificates
 from plesio.transport.collective import rendezvous_store
 from plesio.transport.secure import Credentials

@@ -1,6 +1,6 @@
 """What clients keep from round to round counts exactly if the contribution does that it came with.
 
-A worker says with a contribution which folder has it (`plesio.riders.turns`). The fold gives the files their places
+A worker says with a contribution which folder has it (`plesio.attachments.turns`). The fold gives the files their places
 (`plesio.transport.client_states`).
 """
 
@@ -26,7 +26,7 @@ class Clients(Capability):
         self._coming.clear()
 
     def came(self, worker: int, incarnation: int, made: Contribution) -> None:
-        if coming := self.program.checkpointer.riders.turns(worker):
+        if coming := self.program.checkpointer.attachments.turns(worker):
             self._coming[worker, incarnation, made.number] = coming
 
     def folded(self, fold: Fold) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from plesio.attachments.turns import Turning
 from plesio.errors import ConfigurationError
-from plesio.riders.turns import Turning
 from plesio.tensors.carrying import unchecked
 from plesio.transport.client_states import ClientStates
 from plesio.worker.own_part import OwnPart
@@ -64,7 +64,7 @@ class KeptByClients:
             record = record | {"own": self._own.copied()}
         if not record:
             return
-        turning = self._state.riders.of(Turning)
+        turning = self._state.attachments.of(Turning)
         turning.coming = turning.coming or self._files.coming()
         self._files.put(
             turning.coming, client, _saved({whose: _plain(one, f"client.{whose}") for whose, one in record.items()})

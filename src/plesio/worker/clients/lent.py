@@ -10,11 +10,11 @@ from math import ceil
 import torch
 from torch import nn
 
+from plesio.attachments.counters import Counting
 from plesio.config.rules import BY_CLIENT, refuse
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply, LeaseRequest
-from plesio.riders.counters import Counting
 from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients, Evaluate
 from plesio.worker.clients.kept import KeptByClients
@@ -117,7 +117,7 @@ class LeasedClients:
 
     def _check_number(self, round: int) -> None:
         """Whether enough clients are in the version. A worker that was away does not know: what it counted may be lost."""
-        before, total = self._counted, self._context.state.riders.of(Counting).all.get(COUNTED, 0)
+        before, total = self._counted, self._context.state.attachments.of(Counting).all.get(COUNTED, 0)
         self._counted = None if self._used.losses else total
         if before is not None and total - before < self._clients.clients_min:
             raise ConfigurationError(
@@ -277,7 +277,7 @@ class LeasedClients:
         self._keep(client)
         self._used.samples += client.samples
         if self._clients.clients_min:
-            counted = self._context.state.riders.of(Counting).added
+            counted = self._context.state.attachments.of(Counting).added
             counted[COUNTED] = counted.get(COUNTED, 0) + 1
         return True
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from plesio.host.memory import SharedBlock
 from plesio.protocol.worker import RowsRequest
+from plesio.system.memory import SharedBlock
 from plesio.tables.file import KeptRows
 from plesio.tables.module import named_tables
 from plesio.tensors.arena import Arena, Layout

@@ -1,4 +1,4 @@
-"""Through the server, which sees sums over sites alone (`plesio.masking`).
+"""Through the server, which sees sums over sites alone (`plesio.secure_sums`).
 
 A round is four exchanges, of which the last one has the steps, and is answered with the next version:
 
@@ -15,10 +15,13 @@ import msgspec
 import numpy as np
 
 from plesio.errors import ConfigurationError
-from plesio.masking.noise import SiteNoise
-from plesio.masking.numbers import to_words, trained
-from plesio.masking.site import Identities, Site
-from plesio.masking.words import (
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.payloads import WORDS, words_in
+from plesio.protocol.worker import Aside, Attached, Beginning, Contribution, GoOn
+from plesio.secure_sums.noise import SiteNoise
+from plesio.secure_sums.numbers import to_words, trained
+from plesio.secure_sums.site import Identities, Site
+from plesio.secure_sums.words import (
     MASKING,
     AllKeys,
     ForSite,
@@ -31,9 +34,6 @@ from plesio.masking.words import (
     Told,
     Wait,
 )
-from plesio.protocol.coding import decoder_of, encode
-from plesio.protocol.payloads import WORDS, words_in
-from plesio.protocol.worker import Aside, Beginning, Contribution, GoOn, Riding
 from plesio.tensors.arena import ALL_PARTS
 from plesio.worker.budget import Budget
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
@@ -151,7 +151,12 @@ class SecureExchange(ServerExchange):
         self._said = said
         self._keep_own()
         made = Contribution(
-            self._number, 0, finite=finite, riders=self._riders(), worked_s=self._worked_s(), aside=Aside(part=part)
+            self._number,
+            0,
+            finite=finite,
+            attachments=self._attachments(),
+            worked_s=self._worked_s(),
+            aside=Aside(part=part),
         )
         self.doorbell.send(made)
         try:
@@ -168,8 +173,8 @@ class SecureExchange(ServerExchange):
             self.state.discarded += 1
         return told
 
-    def _riders(self) -> Riding:
-        return {**super()._riders(), MASKING: msgspec.Raw(encode(self._said))}
+    def _attachments(self) -> Attached:
+        return {**super()._attachments(), MASKING: msgspec.Raw(encode(self._said))}
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         return Aside(part=WORDS)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from plesio.core.events import Verdict
 from plesio.errors import ConfigurationError, ServerLostError, StopRun
-from plesio.protocol.worker import Aside, Beginning, Contribution, DroppedStep, Farewell, GoOn, Riding
+from plesio.protocol.worker import Aside, Attached, Beginning, Contribution, DroppedStep, Farewell, GoOn
 from plesio.tensors.arena import ALL_PARTS, Kind
 from plesio.tensors.finite import are_finite
 from plesio.tensors.optimizer_spec import packed, settings_of
@@ -80,7 +80,7 @@ class ServerExchange(FollowingExchange):
         if self.local:
             self._forget_optimizer()
         self._sent = None
-        self.state.riders.lost()
+        self.state.attachments.lost()
         self.taken = False
         self.state.discarded += 1
 
@@ -214,7 +214,7 @@ class ServerExchange(FollowingExchange):
                 worked_s=self._worked_s(),
                 loss=self.state.loss,
                 aside=aside,
-                riders=self._riders(),
+                attachments=self._attachments(),
             )
         )
         if aside is not None and aside.goes_on:  # from where the worker is, while the answer travels
@@ -232,8 +232,8 @@ class ServerExchange(FollowingExchange):
             self._own.answered(self._number - 1)
         self._go_on(answer, self._begins_anew(answer))
 
-    def _riders(self) -> Riding:
-        return self.state.riders.take(self)
+    def _attachments(self) -> Attached:
+        return self.state.attachments.take(self)
 
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""
@@ -321,8 +321,8 @@ class ServerExchange(FollowingExchange):
         """The run is at this version, and so much became of the contribution that this answers."""
         state = self.state
         state.version = answer.version
-        if answer.riders:
-            state.riders.hear(answer.riders)
+        if answer.attachments:
+            state.attachments.hear(answer.attachments)
         state.stopped = state.stopped or answer.stop
         self._granted = answer.steps_granted
         if isinstance(answer, Beginning):
@@ -333,7 +333,7 @@ class ServerExchange(FollowingExchange):
         state.discarded += 1
         if answer.verdict is Verdict.CANCELLED:
             self._sent = None  # what was sent with it may be lost
-            state.riders.lost()
+            state.attachments.lost()
         elif answer.verdict is Verdict.NOT_FINITE:
             warn_not_finite(state.worker)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from plesio.host.pinned import Pinned
+from plesio.system.pinned import Pinned
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Layout
 from plesio.worker.warn import warn
 

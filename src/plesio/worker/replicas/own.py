@@ -5,7 +5,7 @@ A checkpoint wants the state after the last contribution that was answered, and 
 left at every exchange. From a device a copy costs more, and there a checkpoint waits for it. It is left before the next
 contribution, or after the answer to the one under way; in the end; and where exchanges are too far apart for a stop to wait.
 
-Settings (a learning rate) are not in it: they travel with contributions (`plesio.riders.schedules`).
+Settings (a learning rate) are not in it: they travel with contributions (`plesio.attachments.schedules`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from plesio.errors import ConfigurationError
-from plesio.host.memory import SharedBlock, TablePlace
 from plesio.sparse.settings import number, one_of, whole
+from plesio.system.memory import SharedBlock, TablePlace
 
 OPTIMIZERS = ("adagrad", "sgd")
 EPSILON = 1e-10

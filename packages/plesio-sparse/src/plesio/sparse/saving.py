@@ -22,9 +22,9 @@ from safetensors.numpy import save_file
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from plesio.errors import CheckpointError
-from plesio.host.disk import to_disk
 from plesio.sparse.epochs import Epoch
 from plesio.sparse.examples import flat
+from plesio.system.disk import to_disk
 
 JSON: TypeAlias = Any
 """What `json` can write: None, bool, int, float, str, and lists and dicts of these."""

@@ -17,8 +17,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from plesio.masking import shamir
-from plesio.masking.keys import (
+from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums import shamir
+from plesio.secure_sums.keys import (
     add_mask,
     agreed,
     check_signature,
@@ -29,8 +30,7 @@ from plesio.masking.keys import (
     signed,
     unseal,
 )
-from plesio.masking.words import AllKeys, ForSite, Keys, RoundOpened, Shares, SitesCame
-from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums.words import AllKeys, ForSite, Keys, RoundOpened, Shares, SitesCame
 from plesio.strategy.answers import SecureSums
 
 Random = Callable[[int], bytes]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 from torch.optim import Optimizer
 
 
-class Rider:
+class Attachment:
     """The server's half, for a run of so many `workers`."""
 
     name: ClassVar[str]

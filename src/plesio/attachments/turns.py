@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from plesio.riders.rider import Half, Pushing, Rider
+from plesio.attachments.attachment import Attachment, Half, Pushing
 
 Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
 
 
-class ClientTurns(Rider):
+class ClientTurns(Attachment):
     """What each worker said with the contribution that came last. Whether it counts the sequencer says."""
 
     name = "turns"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 
-from plesio.masking.keys import check_keys
-from plesio.masking.words import Keys
 from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums.keys import check_keys
+from plesio.secure_sums.words import Keys
 
 
 class Suspects:

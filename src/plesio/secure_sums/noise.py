@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from plesio.masking.keys import PIECE, stream_of
-from plesio.masking.numbers import UNITS
+from plesio.secure_sums.keys import PIECE, stream_of
+from plesio.secure_sums.numbers import UNITS
 from plesio.strategy.answers import Privacy, SecureSums
 
 FURTHEST = 9.5

@@ -11,7 +11,8 @@ still there. Whoever did not speak is out of the round, alive or dead.
 | open   | whose numbers came     | the sum -> keys                            | GivenUp    |
 
 Promises, which tests check by random runs: whoever drops out, and when, the sum is that of the sites whose numbers came; of no
-site do two secrets become known; below `threshold` none does. A site that is known to lie (`plesio.masking.suspects`) is outside.
+site do two secrets become known; below `threshold` none does. A site that is known to lie (`plesio.secure_sums.suspects`) is
+outside.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from plesio.masking import shamir
-from plesio.masking.keys import add_mask, agreed, commitment, context_of, public
-from plesio.masking.suspects import Suspects
-from plesio.masking.words import (
+from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums import shamir
+from plesio.secure_sums.keys import add_mask, agreed, commitment, context_of, public
+from plesio.secure_sums.suspects import Suspects
+from plesio.secure_sums.words import (
     AllKeys,
     ForSite,
     Keys,
@@ -44,7 +46,6 @@ from plesio.masking.words import (
     Told,
     Wait,
 )
-from plesio.protocol.coding import ProtocolError
 from plesio.strategy.answers import SecureSums
 
 

@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plesio.host.memory import anonymous_file
+from plesio.system.memory import anonymous_file
 
 T = TypeVar("T")
 ENTRY = struct.Struct("<IB")

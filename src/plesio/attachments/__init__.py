@@ -1,7 +1,7 @@
 """What travels with contributions and answers and is not the sequencer's: each in a file of its own, with both of its halves.
 
 A new one is a file, and a line in `RIDERS`. Its values travel in one field of messages, by name; what a worker says is checked by
-the rider's own type.
+the attachment's own type.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from plesio.attachments.attachment import Attachment, Half, Pushing
+from plesio.attachments.counters import Counters, Counting
+from plesio.attachments.schedules import Schedules, Scheduling
+from plesio.attachments.turns import ClientTurns, Turning
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
-from plesio.protocol.worker import Riding
-from plesio.riders.counters import Counters, Counting
-from plesio.riders.rider import Half, Pushing, Rider
-from plesio.riders.schedules import Schedules, Scheduling
-from plesio.riders.turns import ClientTurns, Turning
+from plesio.protocol.worker import Attached
 
-RIDERS: dict[type[Rider], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
-HALVES = {rider.name: half for rider, half in RIDERS.items()}
-SAID: dict[str, Callable[[bytes], Any]] = {rider.name: decoder_of(rider.said) for rider in RIDERS}
+RIDERS: dict[type[Attachment], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
+HALVES = {attachment.name: half for attachment, half in RIDERS.items()}
+SAID: dict[str, Callable[[bytes], Any]] = {attachment.name: decoder_of(attachment.said) for attachment in RIDERS}
 HEARD = {name: msgspec.msgpack.Decoder(half.heard).decode for name, half in HALVES.items()}
 H = TypeVar("H", bound=Half)
 
 
-class Riders:
+class Attachments:
     """The server's halves, for a run with so many seats."""
 
     def __init__(self, seats: int) -> None:
-        self._all = {rider.name: rider(seats) for rider in RIDERS}
+        self._all = {attachment.name: attachment(seats) for attachment in RIDERS}
         self._spoke: set[int] = set()  # whose contribution is not answered
-        self.answer: Riding = {}
+        self.answer: Attached = {}
         """What goes with each answer."""
 
-    def told(self, worker: int, said: Riding) -> None:
+    def told(self, worker: int, said: Attached) -> None:
         """What came with a contribution.
 
         Raises:
@@ -66,7 +66,7 @@ class Riders:
         for one in self._all.values():
             one.again(worker)
 
-    def beginning(self, worker: int) -> Riding:
+    def beginning(self, worker: int) -> Attached:
         """What goes with the first answer to a process."""
         return _packed({name: one.beginning(worker) for name, one in self._all.items()})
 
@@ -89,7 +89,7 @@ class Halves:
         self._all: dict[str, Half] = {}
 
     def of(self, kind: type[H]) -> H:
-        found = self._named(next(rider.name for rider, half in RIDERS.items() if half is kind))
+        found = self._named(next(attachment.name for attachment, half in RIDERS.items() if half is kind))
         assert isinstance(found, kind)
         return found
 
@@ -98,7 +98,7 @@ class Halves:
             self._all[name] = HALVES[name]()
         return self._all[name]
 
-    def take(self, pushing: Pushing) -> Riding:
+    def take(self, pushing: Pushing) -> Attached:
         """What goes with the contribution that is sent now."""
         taken = {}
         for name, one in self._all.items():
@@ -111,7 +111,7 @@ class Halves:
         for one in self._all.values():
             one.lost()
 
-    def hear(self, told: Riding) -> None:
+    def hear(self, told: Attached) -> None:
         """What came with an answer."""
         for name, value in told.items():
             try:
@@ -120,5 +120,5 @@ class Halves:
                 raise ProtocolError(f"the server said no {name}: {error}") from None
 
 
-def _packed(values: Mapping[str, Any]) -> Riding:
+def _packed(values: Mapping[str, Any]) -> Attached:
     return {name: msgspec.Raw(encode(value)) for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What travels with contributions and answers: each rider's halves together, and what is no rider's is refused."""
+"""What travels with contributions and answers: each attachment's halves together, and what is no attachment's is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plesio.attachments import Attachments, Halves
+from plesio.attachments.counters import Counting
+from plesio.attachments.schedules import CARRIED_MAX, Scheduling
 from plesio.errors import ConfigurationError
 from plesio.protocol.coding import ProtocolError, encode
-from plesio.riders import Halves, Riders
-from plesio.riders.counters import Counting
-from plesio.riders.schedules import CARRIED_MAX, Scheduling
 from plesio.worker.counter import Counter
 
 WORKERS = 3
@@ -26,7 +26,7 @@ TURNS = st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(1, 9), st.bo
 
 @given(TURNS)
 def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tuple[int, int, bool]]) -> None:
-    riders, halves = Riders(WORKERS), [Halves() for _ in range(WORKERS)]
+    attachments, halves = Attachments(WORKERS), [Halves() for _ in range(WORKERS)]
     settled, waiting = 0, dict[int, int]()
     for worker, amount, answered in turns:
         if worker in waiting:
@@ -35,23 +35,23 @@ def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tupl
         before = counter.value
         counter.add(amount)
         assert counter.value == before + amount
-        riders.told(worker, halves[worker].take(PUSHING))
+        attachments.told(worker, halves[worker].take(PUSHING))
         if answered:
-            riders.answered(worker)
+            attachments.answered(worker)
             settled += amount
         else:
             waiting[worker] = amount
-    assert riders.kept()["counters"].get("games", 0) == settled
+    assert attachments.kept()["counters"].get("games", 0) == settled
     for half in halves:
-        half.hear(riders.answer)
+        half.hear(attachments.answer)
         assert half.of(Counting).all.get("games", 0) == settled + sum(waiting.values())
-    again = Riders(WORKERS)
-    again.restore(msgspec.msgpack.decode(encode(riders.kept())))
-    assert again.kept() == riders.kept()
+    again = Attachments(WORKERS)
+    again.restore(msgspec.msgpack.decode(encode(attachments.kept())))
+    assert again.kept() == attachments.kept()
 
 
 def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:
-    riders, half = Riders(WORKERS), Halves()
+    attachments, half = Attachments(WORKERS), Halves()
     schedule = half.of(Scheduling)
     optimizer = torch.optim.AdamW([torch.ones(1)], lr=0.5)
     pushing = SimpleNamespace(optimizer=optimizer)
@@ -59,17 +59,17 @@ def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_ans
     schedule.calls = 2
     schedule.keep(1, {"best": torch.tensor(math.inf), "mode": "min", "odd": object()})
     optimizer.param_groups[0] |= {"lr": torch.tensor(0.25), "betas": (0.5, 0.9)}
-    riders.told(1, half.take(pushing))
+    attachments.told(1, half.take(pushing))
     assert half.take(pushing) == {}, "nothing is new"
     half.lost()
     assert half.take(pushing) != {}, "it may not have come"
-    riders.answered(1)
+    attachments.answered(1)
     schedule.calls = 3
-    riders.told(1, half.take(pushing))  # and is not answered
-    riders.again(1)
-    again = Riders(WORKERS)
-    again.restore(msgspec.json.decode(msgspec.json.encode(riders.kept())))  # as in a checkpoint
-    for server in riders, again:
+    attachments.told(1, half.take(pushing))  # and is not answered
+    attachments.again(1)
+    again = Attachments(WORKERS)
+    again.restore(msgspec.json.decode(msgspec.json.encode(attachments.kept())))  # as in a checkpoint
+    for server in attachments, again:
         successor = Halves()
         successor.hear(server.beginning(1))
         found = successor.of(Scheduling)
@@ -102,6 +102,6 @@ def test_more_settings_than_an_answer_holds_are_left_out() -> None:
         ({"counters": dict.fromkeys("abcde", 1)}, ConfigurationError, r"5 counters \(a, b, c, d, e\)"),
     ],
 )
-def test_what_no_rider_says_is_refused(said: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_what_no_attachment_says_is_refused(said: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Riders(WORKERS).told(0, {name: msgspec.Raw(encode(value)) for name, value in said.items()})
+        Attachments(WORKERS).told(0, {name: msgspec.Raw(encode(value)) for name, value in said.items()})

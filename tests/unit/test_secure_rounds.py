@@ -14,13 +14,14 @@ from hypothesis import strategies as some
 from msgspec.structs import replace
 
 import plesio as ps
-from plesio.masking import noise, shamir
-from plesio.masking.head import Phase, SecureHead
-from plesio.masking.keys import add_mask, signed
-from plesio.masking.noise import SiteNoise
-from plesio.masking.numbers import UNITS, to_numbers, to_words
-from plesio.masking.site import Identities, Site
-from plesio.masking.words import (
+from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums import noise, shamir
+from plesio.secure_sums.head import Phase, SecureHead
+from plesio.secure_sums.keys import add_mask, signed
+from plesio.secure_sums.noise import SiteNoise
+from plesio.secure_sums.numbers import UNITS, to_numbers, to_words
+from plesio.secure_sums.site import Identities, Site
+from plesio.secure_sums.words import (
     AllKeys,
     ForSite,
     Keys,
@@ -33,7 +34,6 @@ from plesio.masking.words import (
     Told,
     Wait,
 )
-from plesio.protocol.coding import ProtocolError
 from support.long_forms import examples
 
 CLIP = 2.0

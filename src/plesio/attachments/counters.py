@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from plesio.attachments.attachment import Attachment, Half, Pushing
 from plesio.core.events import Count
 from plesio.errors import ConfigurationError
-from plesio.riders.rider import Half, Pushing, Rider
 
 COUNTERS_MAX = 4
 """They are told with every answer, and an answer is small."""
@@ -16,7 +16,7 @@ Name = Annotated[str, msgspec.Meta(pattern="^[!-~]{1,16}$")]
 Amounts = dict[str, int]
 
 
-class Counters(Rider):
+class Counters(Attachment):
     """What all have counted, of which each is told what the others did.
 
     >>> counters = Counters(workers=2)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from torch.optim import Optimizer
 
+from plesio.attachments.attachment import Attachment, Half, Pushing
 from plesio.core.events import Count
-from plesio.riders.rider import Half, Pushing, Rider
 from plesio.tensors.optimizer_spec import Groups, hyper_parameters, number, settings_of, unsendable
 
 CARRIED_MAX = 3000
@@ -27,7 +27,7 @@ class CarriedSettings(msgspec.Struct, array_like=True, frozen=True):
     states: dict[int, dict[str, Any]] = {}
 
 
-class Schedules(Rider):
+class Schedules(Attachment):
     """Where the schedules of the worker in each seat are."""
 
     name = "schedules"

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec.structs import replace
 
-from plesio.masking.shamir import PART_BYTES
-from plesio.masking.words import Keys
 from plesio.protocol.coding import ProtocolError
+from plesio.secure_sums.shamir import PART_BYTES
+from plesio.secure_sums.words import Keys
 
 PIECE = 1 << 17
 """Bytes of a mask that are made and added at a time: they stay in the cache."""
