@@ -277,8 +277,8 @@ FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell
 class Beginning(Message):
     """Training begins from `version` (`stop`: it is over at once). `contributions` and what follows: what the worker had made
     before the run was resumed (`plesio.server.checkpoints.WorkerProgress`); `attachments`: see `plesio.attachments`;
-    `steps_granted`: how many steps the worker may take alone, where the strategy says; `phase`: the one of the strategy that the run
-    is in."""
+    `steps_granted`: how many steps the worker may take alone, where the strategy says; `phase`: the one of the strategy that the
+    run is in."""
 
     version: int
     stop: bool
