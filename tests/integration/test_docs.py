@@ -40,6 +40,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "start.html").exists()
+    reference = (tmp_path / "reference.html").read_text()
+    assert not [name for name in dir(ps.Worker) if name[0] != "_" and f'id="plesio.Worker.{name}"' not in reference]
     assert '"decisions/"' in (tmp_path / "_static" / "language_data.js").read_text()  # last in search
 
 

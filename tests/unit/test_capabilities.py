@@ -14,7 +14,7 @@ from plesio.observe.meter import Meter
 from plesio.server.capabilities import CAPABILITIES, capabilities_of
 from plesio.server.capabilities.clients import Clients
 from plesio.server.capabilities.phases import PhaseChanges
-from plesio.server.capabilities.rounds import Rounds
+from plesio.server.capabilities.rounds import BetweenRounds
 from plesio.server.capabilities.tables import Tables
 from plesio.server.capability import Capability
 from plesio.server.checkpointer import Checkpointer
@@ -35,13 +35,13 @@ def program_of(strategy: Strategy, clients: str = "") -> Program:
 
 
 def test_the_order_is_one_list() -> None:
-    assert (Rounds, PhaseChanges, Clients, Tables) == CAPABILITIES
+    assert (BetweenRounds, PhaseChanges, Clients, Tables) == CAPABILITIES
 
 
 def test_a_run_without_them_tells_nobody_of_its_contributions() -> None:
     program = program_of(ps.async_sgd())
     able = capabilities_of(program)
-    assert [*map(type, able)] == [Rounds, Tables]
+    assert [*map(type, able)] == [BetweenRounds, Tables]
     assert not any(those_with(able, hook) for hook in HOT)
     assert Switch not in program.actions
 
@@ -55,7 +55,7 @@ def test_a_run_has_what_it_was_asked_for(
     strategy: Strategy, clients: str, more: type[Capability], tmp_path: Path
 ) -> None:
     program = program_of(strategy, str(tmp_path / clients) if clients else "")
-    assert {*map(type, capabilities_of(program))} == {Rounds, Tables, more}
+    assert {*map(type, capabilities_of(program))} == {BetweenRounds, Tables, more}
 
 
 def test_each_effect_is_done_by_somebody() -> None:

@@ -20,8 +20,7 @@ from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, encode
 from plesio.protocol.launcher import Finished
 from plesio.system.memory import SharedBlock
-from plesio.tensors.arena import Kind as TensorKind
-from plesio.tensors.arena import Layout, TensorSpec
+from plesio.tensors.arena import Kind, Layout, TensorSpec
 from plesio.tensors.model import Described
 from plesio.tensors.region import Region
 from plesio.transport.channel import Channel, channel_pair
@@ -31,8 +30,8 @@ from plesio.transport.wire import FrameKind
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 SPECS = (
-    TensorSpec("w", (4, 2), "float32", TensorKind.TRAINED, 0),
-    TensorSpec("f", (2,), "float32", TensorKind.FROZEN, 0),
+    TensorSpec("w", (4, 2), "float32", Kind.TRAINED, 0),
+    TensorSpec("f", (2,), "float32", Kind.FROZEN, 0),
 )
 LAYOUT = Layout(SPECS)
 WORKERS, BUFFERS = 2, 3

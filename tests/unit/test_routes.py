@@ -23,8 +23,7 @@ from plesio.protocol import table_server as tables
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, encode
 from plesio.tables.spec import TableSpec
-from plesio.tensors.arena import Kind as TensorKind
-from plesio.tensors.arena import Layout, TensorSpec
+from plesio.tensors.arena import Kind, Layout, TensorSpec
 from plesio.tensors.region import Region
 from plesio.transport.channel import close_quietly
 from plesio.transport.ring import Ring
@@ -150,7 +149,7 @@ class OfRank(Conversation):
         self.tells = {"welcome": self._welcome, "begin": lambda: setattr(self.dialogue, "first", False)}
 
     def _welcome(self) -> None:
-        self.dialogue.layout = Layout([TensorSpec("w", (4, 2), "float32", TensorKind.TRAINED, 0)])
+        self.dialogue.layout = Layout([TensorSpec("w", (4, 2), "float32", Kind.TRAINED, 0)])
         self.dialogue.ring, self.dialogue.slot, self.dialogue.first = 3 * [MEMORY], MEMORY, True
 
 

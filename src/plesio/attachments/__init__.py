@@ -1,7 +1,7 @@
 """What travels with contributions and answers and is not the sequencer's: each in a file of its own, with both of its halves.
 
-A new one is a file, and a line in `RIDERS`. Its values travel in one field of messages, by name; what a worker says is checked by
-the attachment's own type.
+A new one is a file, and a line in `ATTACHMENTS`. Its values travel in one field of messages, by name; what a worker says is
+checked by the attachment's own type.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from plesio.attachments.turns import ClientTurns, Turning
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import Attached
 
-RIDERS: dict[type[Attachment], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
-HALVES = {attachment.name: half for attachment, half in RIDERS.items()}
-SAID: dict[str, Callable[[bytes], Any]] = {attachment.name: decoder_of(attachment.said) for attachment in RIDERS}
+ATTACHMENTS: dict[type[Attachment], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
+HALVES = {attachment.name: half for attachment, half in ATTACHMENTS.items()}
+SAID: dict[str, Callable[[bytes], Any]] = {attachment.name: decoder_of(attachment.said) for attachment in ATTACHMENTS}
 HEARD = {name: msgspec.msgpack.Decoder(half.heard).decode for name, half in HALVES.items()}
 H = TypeVar("H", bound=Half)
 
@@ -29,7 +29,7 @@ class Attachments:
     """The server's halves, for a run with so many seats."""
 
     def __init__(self, seats: int) -> None:
-        self._all = {attachment.name: attachment(seats) for attachment in RIDERS}
+        self._all = {attachment.name: attachment(seats) for attachment in ATTACHMENTS}
         self._spoke: set[int] = set()  # whose contribution is not answered
         self.answer: Attached = {}
         """What goes with each answer."""
@@ -89,7 +89,7 @@ class Halves:
         self._all: dict[str, Half] = {}
 
     def of(self, kind: type[H]) -> H:
-        found = self._named(next(attachment.name for attachment, half in RIDERS.items() if half is kind))
+        found = self._named(next(attachment.name for attachment, half in ATTACHMENTS.items() if half is kind))
         assert isinstance(found, kind)
         return found
 

@@ -15,7 +15,7 @@ from plesio.tensors.optimizer_spec import Groups, hyper_parameters, number, sett
 CARRIED_MAX = 3000
 """In bytes: it travels with the first answer to a process."""
 Stands = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=CARRIED_MAX)]]
-"""(how often its schedules were called, what else a process goes on with: `Carried`, packed)"""
+"""(how often its schedules were called, what else a process goes on with: `CarriedSettings`, packed)"""
 NOWHERE = (0, b"")
 
 

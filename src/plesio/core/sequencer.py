@@ -33,7 +33,7 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -94,15 +94,6 @@ class Sequencer:
         self.held: list[Seat] | None = None
         """Between two rounds that are looked at: those that go on with the next one."""
         self._effects: list[Effect] = []
-        self._decide: dict[type, Callable[[Any], None]] = {
-            events.Joined: self._joined,
-            events.Left: self._gone,
-            events.Scaled: self._scaled,
-            events.Switched: self._switched,
-            events.RoundBegins: self._round_begins,
-            events.GivenUp: self._given_up,
-            events.Ticked: self._ticked,
-        }
         self._begin()
 
     def _begin(self) -> None:
@@ -180,7 +171,7 @@ class Sequencer:
             self._pushed(event)
         else:
             self._sender = getattr(event, "worker", -1)
-            self._decide.get(type(event), self._of_member)(event)
+            _DECIDE.get(type(event), Sequencer._of_member)(self, event)
         if self.grace_until_s != until_s:
             self._effects.append(events.WakeAt(self.grace_until_s))
         return self._effects
@@ -535,3 +526,15 @@ class Sequencer:
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
     ) -> None:
         self._effects.append(events.Discard(worker, incarnation, number, verdict, staleness, samples))
+
+
+_DECIDE: Mapping[type, Callable[[Sequencer, Any], None]] = {
+    events.Joined: Sequencer._joined,
+    events.Left: Sequencer._gone,
+    events.Scaled: Sequencer._scaled,
+    events.Switched: Sequencer._switched,
+    events.RoundBegins: Sequencer._round_begins,
+    events.GivenUp: Sequencer._given_up,
+    events.Ticked: Sequencer._ticked,
+}
+"""What decides each kind of event that is not of a member."""

@@ -1,6 +1,6 @@
 """All rows of a run's tables, which one or several servers hold. Each carries out what is decided, in the same order.
 
-A server is `plesio.memory.row_tables.RowTables` in this process, or stands for one in another (`Server`).
+A server is `plesio.memory.row_tables.RowTables` in this process, or stands for one in another (`RowHolder`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ waited for:
 | the run is stopped   | idle             | waits            | waits; patience begins anew                   |
 
 Written is idle again. While it waits, every contribution, tick and round asks again. Whoever asks meanwhile is answered by the
-same checkpoint. Where parameters are the workers' own, the memory goes on from here: it says when they are whole
-(`Program.when_whole`).
+same checkpoint. Where parameters are the workers' own, it is written when they are whole (`Program.when_whole`).
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Program:
         self.by_round = by_round
         self._inherits = strategy.every.among_ranks  # a worker's successor goes on with what it held
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
-        self.go_by_rules()
+        self.take_strategy()
         able = self._able = capabilities_of(self)
         self._came, self._folded = those_with(able, Capability.came), those_with(able, Capability.folded)
         self._discarded = those_with(able, Capability.discarded)
@@ -160,8 +160,8 @@ class Program:
         """What goes over the line with a message of this `kind`, but for parameters; `about`: what the worker said."""
         return self._nbytes[kind](worker, about) if kind in self._nbytes else 0
 
-    def go_by_rules(self) -> None:
-        """Those that the sequencer decides by hold from now on."""
+    def take_strategy(self) -> None:
+        """Go by the strategy of the phase that the sequencer is in."""
         rules = self.sequencer.phases
         phase, strategy = self.phase, self.strategy = rules.now, rules.strategy
         self._paces = Paces(strategy.every) if strategy.every.paced else None
@@ -206,7 +206,7 @@ class Program:
         )
         self.sequencer.leases.lone = was.leases.lone
         self._begun_at = self.version
-        self.go_by_rules()
+        self.take_strategy()
         self.memory.do(events.Share(self.sequencer.workers))
         if (own := self.memory.own) is not None:
             own.go_back(self.version)

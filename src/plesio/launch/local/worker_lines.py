@@ -90,7 +90,8 @@ class WorkerLines(Replies):
         return self._world.now_s()
 
     def granted(self, grant: Grant, answer: Located) -> float:
-        """Who has waited sleeps, and takes this core when it is woken: first whoever has just spoken, and is awake."""
+        """Who has waited sleeps, and takes this core when it is woken: first whoever has just spoken, and is awake. The others
+        are answered when the decision is done, which is soon."""
         if grant.freed_by_other:
             self._freed.append((grant.worker, answer))
             return self.now_s()
@@ -100,9 +101,9 @@ class WorkerLines(Replies):
         return self._answer(cancel.worker, answer)  # unasked
 
     def decided(self) -> None:
-        for worker, answer in self._freed:
+        freed, self._freed = self._freed, []
+        for worker, answer in freed:
             self._answer(worker, answer)
-        self._freed.clear()
 
     def _answer(self, worker: int, answer: Located) -> float:
         line = self.of(worker)

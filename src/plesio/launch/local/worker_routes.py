@@ -22,8 +22,7 @@ from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.payloads import WORDS, Payloads, copies, cut, payloads_of, words_in
 from plesio.strategy import Strategy
 from plesio.tensors import cut as fragments
-from plesio.tensors.arena import ALL_PARTS, Arena, Layout, TensorSpec
-from plesio.tensors.arena import Kind as TensorKind
+from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Layout, TensorSpec
 from plesio.tensors.optimizer_spec import Groups
 from plesio.tensors.pieces import kept_copies
 from plesio.tensors.region import Region
@@ -177,7 +176,7 @@ def check_model(hello: messages.Hello, strategy: Strategy) -> None:
             and all(0 <= index < len(specs) for _, index in hello.model.names)
             and all(spec.group < groups for spec in specs)
             and all(sorted(spec.order) in ([], list(range(len(spec.shape)))) for spec in specs)
-            and not any(spec.order for spec in specs if spec.kind is TensorKind.ROWS)
+            and not any(spec.order for spec in specs if spec.kind is Kind.ROWS)
             and all(spec.torch_dtype.is_floating_point for spec in specs if spec.kind.moves)
             and (carried is None or len(carried.held) == len(specs))
             and fragments.cut(specs, strategy.send.fragments) == specs

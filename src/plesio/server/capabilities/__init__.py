@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from plesio.server.capabilities.clients import Clients
 from plesio.server.capabilities.phases import PhaseChanges
-from plesio.server.capabilities.rounds import Rounds
+from plesio.server.capabilities.rounds import BetweenRounds
 from plesio.server.capabilities.tables import Tables
 from plesio.server.capability import Capability, Serving
 
-CAPABILITIES: tuple[type[Capability], ...] = (Rounds, PhaseChanges, Clients, Tables)
+CAPABILITIES: tuple[type[Capability], ...] = (BetweenRounds, PhaseChanges, Clients, Tables)
 """In the order in which they are told."""
 
 

@@ -58,7 +58,7 @@ class PhaseChanges(Capability):
         except PlesioError as error:
             program.trouble(None, str(error), str(error), type(error).__name__)
             return
-        program.go_by_rules()
+        program.take_strategy()
         what = f"switched from {was.name} to {program.strategy.name} at version {program.sequencer.version}"
         asked, why = self._why
         why = f": {why}" if why and asked == switch.phase else ""  # not another that was asked for meanwhile

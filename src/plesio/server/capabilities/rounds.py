@@ -8,7 +8,7 @@ from plesio.protocol.launcher import BeginRound, RoundMade, StopRequest
 from plesio.server.capability import Capability, Serving
 
 
-class Rounds(Capability):
+class BetweenRounds(Capability):
     """Also of a run in which nobody looks: one that is replayed may have been looked at."""
 
     def __init__(self, program: Serving) -> None:
