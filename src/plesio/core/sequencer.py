@@ -33,8 +33,8 @@ Promises, asserted here and checked from outside by the tests:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from collections.abc import Collection, Mapping
+from typing import Self
 
 import msgspec
 
@@ -53,6 +53,17 @@ NEVER_S = float("inf")
 LEAVE_S = 1.0
 """How long a worker that was told to leave may be silent while others want its data."""
 _TAKEN = Verdict.TAKEN  # to look a member up in its enum costs as much as to build an effect
+
+_DECIDE: Mapping[type, str] = {
+    events.Joined: "_joined",
+    events.Left: "_gone",
+    events.Scaled: "_scaled",
+    events.Switched: "_switched",
+    events.RoundBegins: "_round_begins",
+    events.GivenUp: "_given_up",
+    events.Ticked: "_ticked",
+}
+"""What of the sequencer decides each kind of event that is not of a member."""
 
 
 class SequencerState(msgspec.Struct, frozen=True):
@@ -171,7 +182,7 @@ class Sequencer:
             self._pushed(event)
         else:
             self._sender = getattr(event, "worker", -1)
-            _DECIDE.get(type(event), Sequencer._of_member)(self, event)
+            getattr(self, _DECIDE.get(type(event), "_of_member"))(event)
         if self.grace_until_s != until_s:
             self._effects.append(events.WakeAt(self.grace_until_s))
         return self._effects
@@ -526,15 +537,3 @@ class Sequencer:
         self, worker: int, incarnation: int, number: int, verdict: Verdict, staleness: int = 0, samples: int = 0
     ) -> None:
         self._effects.append(events.Discard(worker, incarnation, number, verdict, staleness, samples))
-
-
-_DECIDE: Mapping[type, Callable[[Sequencer, Any], None]] = {
-    events.Joined: Sequencer._joined,
-    events.Left: Sequencer._gone,
-    events.Scaled: Sequencer._scaled,
-    events.Switched: Sequencer._switched,
-    events.RoundBegins: Sequencer._round_begins,
-    events.GivenUp: Sequencer._given_up,
-    events.Ticked: Sequencer._ticked,
-}
-"""What decides each kind of event that is not of a member."""

@@ -179,7 +179,7 @@ class Momenta(Step, Part):
 
     def ahead(self, free: int) -> tuple[int, bool]:
         """The buffer that has the version about where it will be: the `free` one, unless a pass wrote it. Whether it moves."""
-        ats = self.optimizer.at()
+        ats = self.optimizer.known or self.optimizer.at()
         factors, ready, self.ready = self.factors(ats), self.ready, None
         if ready is not None and ready[1] == factors:
             return ready[0], any(factors)

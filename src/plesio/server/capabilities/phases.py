@@ -13,7 +13,7 @@ class PhaseChanges(Capability):
     def __init__(self, program: Serving) -> None:
         super().__init__(program)
         self.actions = {Switch: self._switch}
-        self.orders = {launcher.SwitchRequest: lambda asked, now_s: self._ask(asked.phase, now_s, asked.why)}
+        self.orders = {launcher.SwitchRequest: self._asked}
         self._why = -1, ""  # the phase that was asked for
 
     @staticmethod
@@ -35,16 +35,16 @@ class PhaseChanges(Capability):
     def unsettled(self) -> bool:
         return self.program.sequencer.phases.following is not None
 
-    def _ask(self, phase: int, now_s: float, why: str) -> None:
-        """The run is to go over to this phase, as soon as all have come to where they can; `why`: in words."""
-        phases = self.program.sequencer.phases
+    def _asked(self, asked: launcher.SwitchRequest, now_s: float) -> None:
+        """The run is to go over to a phase, as soon as all have come to where they can."""
+        phase, phases = asked.phase, self.program.sequencer.phases
         known = phases.whole.phases
         if not 0 <= phase < len(known):
             names = ", ".join(f"{at} ({one.name})" for at, one in enumerate(known))
             raise StrategyError(f"phase {phase}: the run has {names}")
         if phases.following is None and phase == phases.now:
             return
-        self._why = phase, why
+        self._why = phase, asked.why
         self.program.receive(Switched(phase), now_s)
         if phases.following is None:
             self._why = -1, ""
