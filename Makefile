@@ -79,7 +79,7 @@ torture: setup
 	PYTHONPATH=tests $(BIN)/python -m torture --switches --seeds $$(( ($(SEEDS) + 9) / 10 ))
 
 bench: setup
-	for name in start exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose going_on winners journal hogwild rows tables converted codecs local bandwidth overlap live; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	for name in start exchange network network_faults fold straggler defaults convergence transformer embedding simulator theory whatif choose going_on goodput winners journal hogwild rows tables serving_rows converted codecs gradients local bandwidth overlap lora live actors; do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 # A wheel and a source distribution each of plesio and plesio-sparse. Then they are installed from their files alone into a fresh
 # environment: plesio, which must do without the other, then plesio-sparse beside it. Both run there, with each of PYTHONS. Every

@@ -52,9 +52,10 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 class Relay:
-    """A slow link to `port`: one thread each way."""
+    """A slow link to `port`, of `rate` bytes a second: one thread each way."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, rate: float, latency_s: float) -> None:
+        self._rate, self._latency_s = rate, latency_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._target = port
@@ -69,11 +70,11 @@ class Relay:
                 near.close()
                 continue
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+                threading.Thread(target=_pass_on, args=(one, other, self._rate, self._latency_s), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    """At `RATE`, and `LATENCY_S` later; reading waits where a queue as long as the link is full."""
+def _pass_on(source: socket.socket, target: socket.socket, rate: float, latency_s: float) -> None:
+    """At `rate`, and `latency_s` later; reading waits where a queue as long as the link is full."""
     waiting: deque[tuple[float, bytes]] = deque()
     room, over = threading.Semaphore(16), threading.Event()
 
@@ -95,8 +96,8 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
     free_s = 0.0
     while data := _received(source):
         room.acquire()
-        free_s = max(free_s, time.monotonic()) + len(data) / RATE
-        waiting.append((free_s + LATENCY_S, data))
+        free_s = max(free_s, time.monotonic()) + len(data) / rate
+        waiting.append((free_s + latency_s, data))
         time.sleep(max(0.0, free_s - time.monotonic()))
     over.set()
 
@@ -152,6 +153,13 @@ def work(address: str, steps: int) -> None:
 
 def measured(name: str, steps: int, settings: dict[str, Any]) -> tuple[float, float]:
     """The share of the time that is training, and how long a step takes."""
+    return through_relays(name, steps, settings, __file__, RATE, LATENCY_S)[:2]
+
+
+def through_relays(
+    name: str, steps: int, settings: dict[str, Any], script: str, rate: float, latency_s: float, *more: str
+) -> tuple[float, float, float]:
+    """That of workers, `script --work ADDRESS STEPS` and `more`, each through a relay; and the bytes of an exchange."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
         free.close()
@@ -161,15 +169,17 @@ def measured(name: str, steps: int, settings: dict[str, Any]) -> tuple[float, fl
         head = subprocess.Popen(
             [sys.executable, "-m", "plesio", *serve], env=environment, cwd=folder, stdout=subprocess.DEVNULL
         )
-        relays = [Relay(port) for _ in range(WORKERS)]
-        arguments = [[sys.executable, __file__, "--work", f"127.0.0.1:{one.port}", str(steps)] for one in relays]
+        relays = [Relay(port, rate, latency_s) for _ in range(WORKERS)]
+        arguments = [[sys.executable, script, "--work", f"127.0.0.1:{one.port}", str(steps), *more] for one in relays]
         workers = [
             subprocess.Popen(one, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) for one in arguments
         ]
         figures = [json.loads(one.communicate(timeout=400)[0].splitlines()[-1]) for one in workers]
         head.wait(60)
+        (summary,) = Path(folder).glob("runs/*/summary.json")
+        total = json.loads(summary.read_text())
     step_s = statistics.fmean(one["alone_s"] for one in figures)
-    return steps * step_s / max(one["took_s"] for one in figures), step_s
+    return steps * step_s / max(one["took_s"] for one in figures), step_s, total["bytes"] / total["folded"]
 
 
 def foretold(name: str, steps: int, settings: dict[str, Any], step_s: float) -> float:

@@ -12,6 +12,7 @@ rate, after a warm-up; plesio and its rivals are run in turn. Rates are steps/s 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import os
 import threading
@@ -177,6 +178,7 @@ def train_watched(worker: ps.Worker, params: int) -> None:
     step = exchanger(worker, params)
     for _ in range(3):  # the first assigns a gradient of its own, which the second no longer has
         step()
+    ctypes.CDLL(None).malloc_trim(0)  # the first gradient, which was freed and is kept
     with Peak(os.getpid()) as own, Peak(worker.server_pid) as server:
         for _ in range(20):
             step()

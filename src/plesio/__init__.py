@@ -35,6 +35,7 @@ from plesio.protocol.coding import ProtocolError as ProtocolError
 from plesio.protocol.journal import JournalError as JournalError
 from plesio.strategy import Strategy as Strategy
 from plesio.strategy.answers import Krum as Krum
+from plesio.strategy.answers import LowRank as LowRank
 from plesio.strategy.answers import Privacy as Privacy
 from plesio.strategy.answers import Seconds as Seconds
 from plesio.strategy.answers import SecureSums as SecureSums
@@ -51,7 +52,9 @@ from plesio.strategy.recipes.synchronous import *
 
 if TYPE_CHECKING:
     from plesio import ray as ray
+    from plesio.experience.queue import Queue as Queue
     from plesio.launch.remote.join import join as join
+    from plesio.launch.remote.read import read as read
     from plesio.launch.remote.table_server import join_server as join_server
     from plesio.launch.replayed.repeatable import ReplayError as ReplayError
     from plesio.launch.replayed.replay import Replayed as Replayed
@@ -75,9 +78,11 @@ if TYPE_CHECKING:
     from plesio.worker.worker import Worker as Worker
 
 _NEED_TORCH = {
+    "plesio.experience.queue": ("Queue",),
     "plesio.launch.replayed.repeatable": ("ReplayError",),
     "plesio.launch.replayed.replay": ("Replayed", "replay"),
     "plesio.launch.remote.join": ("join",),
+    "plesio.launch.remote.read": ("read",),
     "plesio.launch.remote.table_server": ("join_server",),
     "plesio.transport.secure": ("ProofError",),
     "plesio.transport.wire": ("RemoteProtocolError",),

@@ -5,6 +5,7 @@ A message says what happened, the value, what was allowed and what to do.
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -177,18 +178,30 @@ class RunInterrupted(KeyboardInterrupt):
         resume: what to pass as `resume=` to continue; None if there is no checkpoint.
         number: of the signal: 2 for Ctrl-C (SIGINT).
         behind: how many versions the newest checkpoint is behind; 0 where it was written at the end.
+        starting: what was being done, if training had not begun.
+
+    After SIGTERM and SIGHUP it is a SystemExit, too: a script that lets it pass ends with status 128 + number, so 143 or 129.
 
     >>> print(RunInterrupted(run=None, folder=None, resume="runs/a"))
     interrupted before there was a result; go on with resume='runs/a'
     """
 
-    def __init__(self, run: Any, folder: Path | None, resume: Path | None, number: int = 2, behind: int = 0) -> None:
+    def __init__(
+        self,
+        run: Any,
+        folder: Path | None,
+        resume: Path | None,
+        number: int = signal.SIGINT,
+        behind: int = 0,
+        starting: str = "",
+    ) -> None:
         self.run = run
         self.folder = folder
         self.resume = resume
         self.number = number
         self.behind = behind
-        parts = ["interrupted before there was a result"]
+        self.starting = starting
+        parts = [f"interrupted before there was a result{f', while {starting}' if starting else ''}"]
         if run is not None:
             written = f"written to {folder}" if folder is not None else "nothing is written without runs="
             written += f", without {', '.join(run.lacking)}" if run.lacking else ""
@@ -199,6 +212,14 @@ class RunInterrupted(KeyboardInterrupt):
         if behind:
             parts.append(f"the newest checkpoint there is of version {run.summary.version - behind}, {behind} behind")
         super().__init__("; ".join(parts))
+
+
+class RunTerminated(RunInterrupted, SystemExit):
+    """The same by a signal that ends programs."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.code = 128 + self.number
 
 
 class StepCancelled(PlesioError):

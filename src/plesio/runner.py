@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +19,14 @@ from plesio.config.on_ray import Ray
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
 from plesio.entry import entry
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, RunTerminated
 from plesio.launch.checks import check_functions
-from plesio.launch.ctrl_c import EndedBySignal
+from plesio.launch.ctrl_c import EndedBySignal, in_words
 from plesio.launch.job import Live
 from plesio.launch.local.listen import DoorSockets
+from plesio.launch.newest import say
+from plesio.launch.remote.find import host_and_port
+from plesio.launch.remote.read import readers_door
 from plesio.launch.result import Run
 from plesio.launch.rounds import Round
 from plesio.launch.start import ALONE, alone
@@ -32,6 +36,9 @@ from plesio.observe.sinks import Sink
 from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
 from plesio.watch.process import check_installed, live_page
+
+ANYWHERE = ("127.0.0.1", 0)
+"""Where the live page is served if nobody says so: on this host alone, at any port."""
 
 
 @entry("argument of ps.run", ConfigurationError)
@@ -56,13 +63,15 @@ def run(
     on_worker_error: str = "raise",
     on_nonfinite: str = "discard",
     timeout_s: float = 300.0,
+    leave_s: float = 30.0,
     threads: int | None = None,
+    readers: bool | str | None = None,
     servers: int = 1,
     checkpoint: Checkpoint | None = None,
     durability: str = "auto",
     resume: str | Path | None = None,
     runs: str | Path | None = None,
-    watch: Callable[[Live], object] | bool | None = None,
+    watch: Callable[[Live], object] | bool | str | None = None,
     sinks: Sequence[Sink] = (),
     progress: bool | None = None,
 ) -> Run:
@@ -86,7 +95,8 @@ def run(
         pace: the least time a step takes, to stand in for an accelerator: seconds, or `ps.Pace(step_s=0.02, jitter=0.1)`.
         evaluate: called with the model while training goes on, on consistent snapshots (under `hogwild` they may be
             torn); returns a dict of metric names and numbers.
-        model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's, split among its processes.
+        model: builds the model that `evaluate` is given, where that cannot be a copy of a worker's: that one is split among its
+            processes, or is Keras's.
         evaluate_every: how often evaluate(model) is called: `ps.Rounds(n)` (versions), `ps.Steps(n)` of all workers, or
             `ps.Seconds(s)` after the last. Training does not wait: what is due while one is under way is left out.
         evaluate_every_s: pause between two evaluations, in seconds. Left out: 0.5, and under a federated recipe each round is
@@ -98,19 +108,24 @@ def run(
         on_nonfinite: a contribution with a NaN or an infinity: discard drops and counts it, raise ends the run. A run that
             drops all of its contributions ends with an error either way.
         timeout_s: seconds after which any wait of a process for another ends in a DeadlineError.
+        leave_s: seconds that a worker has to leave in good order after SIGTERM (`Worker.leave`), before it ends at once.
         threads: how many torch has in each process; left out: its share of the cores.
+        readers: where processes that only read the run find it (`ps.read`, `Worker.reader`): True, on this host; "HOST:PORT".
         servers: how many servers hold the rows of tables (ps.Table), each a process of its own if there are several.
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         durability: what survives the server's death. process: everything, for a spare process goes on; none: the last
             checkpoint; auto: process where checkpoints are kept, the model has no tables, and it can be.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit. The strategy and
-            the number of workers may be others; the run says which state does not go on then.
+            the number of workers may be others; the run says which state does not go on then. "newest", or the folder given
+            as `runs`: the newest run in there that the same strategy and function made and that did not finish; a new run
+            if there is none; the run itself, as it was written, if it has finished. One that is alive is an error.
         runs: the folder in which a folder for this run is made; None writes nothing.
         watch: called several times a second with how the run stands (`time_s`, `version`, `steps`, `samples`, `metrics`,
             `workers`); in a simulated run, at each evaluation. `live.scale(n)` starts workers, or has those with the highest
             numbers leave after their step, until there are n. True: a page on this host shows the run as it goes; its address is
-            printed to standard error (`pip install 'plesio[watch]'`; on Ray it needs `runs`).
+            printed to standard error (`pip install 'plesio[watch]'`; on Ray it needs `runs`). "HOST:PORT": the same at this
+            address, where Prometheus and others find the run's numbers.
         sinks: where figures go while it runs, such as `ps.sinks.TensorBoard("tb")`. One that fails is dropped with a warning.
         progress: whether a line on standard error shows how the run stands; None: at a terminal and in a notebook.
 
@@ -123,8 +138,8 @@ def run(
         WorkerLostError: every worker died. ServerLostError: the server died.
         CheckpointError: nothing to resume from, or it is of another run.
         EvaluateError: evaluate raised, which ends the run; the result so far is in the run folder and the exception.
-        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP (a KeyboardInterrupt); the result so far is in the run folder and the
-            exception. A second one ends the run at once.
+        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP (a KeyboardInterrupt; after the last two a SystemExit, too: status 143 or
+            129); the result so far is in the run folder and the exception. A second one ends the run at once.
         ModelMismatchError, SharedMemoryError, NonFiniteError, DeadlineError: see their docstrings.
 
     >>> def train(worker):
@@ -144,8 +159,8 @@ def run(
     functions = {name: given.pop(name) for name in ("train", "evaluate", "model", "on_round", "watch", "sinks")}
     shown = given.pop("progress")
     config = RunConfig(**given)
-    page = watch is True
-    functions["watch"] = seen_by = None if isinstance(watch, bool) else watch
+    page = watch if isinstance(watch, bool) or (isinstance(watch, str) and ":" in watch) else False
+    functions["watch"] = seen_by = None if page or watch is False else watch
     line = ProgressLine(config.strategy.name, config.until.target)
     if shown is None:
         shown = is_watched() and not config.place.elsewhere
@@ -154,7 +169,13 @@ def run(
     try:
         return start(config, **functions, page=page)
     except EndedBySignal as stop:  # Python exits as by a signal after KeyboardInterrupt itself, with 1 after any other
-        raise (KeyboardInterrupt() if stop.number == signal.SIGINT else SystemExit(128 + stop.number)) from None
+        if stop.number == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        say(in_words(stop))
+        raise SystemExit(128 + stop.number) from None
+    except RunTerminated as stop:  # after which Python shows no message
+        say(in_words(stop))
+        raise
     finally:
         line.clear()
 
@@ -179,7 +200,7 @@ def start(
     watch: Callable[[Live], object] | None = None,
     sinks: Sequence[Sink] = (),
     door: DoorSockets | None = None,
-    page: bool = False,
+    page: bool | str = False,
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,
     on_round: Callable[[Round], object] | None = None,
@@ -187,9 +208,16 @@ def start(
     """`run`, with its settings as one object: on this host, or on Ray. See `plesio.launch.start`."""
     if page:
         check_installed()
+    at = host_and_port(page, "watch=") if isinstance(page, str) else ANYWHERE
     if not config.place.elsewhere:
-        shown = _shown if page else None
-        return start_here(config, train, evaluate, watch, sinks, door, shown, since_s, model, on_round)
+        shown = functools.partial(_shown, at=at) if page else None
+        readers = readers_door(config, door)
+        with contextlib.ExitStack() as ours:  # of a run that does not start, too
+            if readers is not None:
+                say(f'readers: ps.read("{readers.listening.host}:{readers.listening.port}")')
+                for one in readers.sockets:
+                    ours.enter_context(one)
+            return start_here(config, train, evaluate, watch, sinks, door, shown, since_s, model, on_round, readers)
     with alone(ALONE):
         check_functions(config, train, evaluate, watch)
         if on_round is not None:
@@ -208,7 +236,7 @@ def start(
             raise ConfigurationError(
                 "watch=True with engine=ps.Ray() needs runs=, a folder that the head and this host share"
             )
-        return _on_ray(config, train, evaluate, config.runs if page else None)
+        return _on_ray(config, train, evaluate, config.runs if page else None, at)
 
 
 def _on_ray(
@@ -216,8 +244,9 @@ def _on_ray(
     train: Callable[..., object] | None,
     evaluate: Callable[..., Mapping[str, float]] | None,
     shown: Path | None,
+    at: tuple[str, int],
 ) -> Run:
-    """The runs in the folder that is `shown` are on the page."""
+    """The runs in the folder that is `shown` are on the page at that address."""
     from plesio.launch.remote.ray_backend import run_on_ray
 
     island = config.ranks > 1
@@ -232,14 +261,14 @@ def _on_ray(
     with contextlib.ExitStack() as stack:
         if shown is not None:
             shown.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_shown(shown))
+            stack.enter_context(_shown(shown, at))
         done: Run = run_on_ray(config, loop, evaluate)
     return done
 
 
 @contextlib.contextmanager
-def _shown(place: Path) -> Iterator[None]:
+def _shown(place: Path, at: tuple[str, int]) -> Iterator[None]:
     """Have a page show what is recorded there, and say where it is."""
-    with live_page(place) as address:
+    with live_page(place, *at) as address:
         print(f"live page: {address}", file=sys.stderr, flush=True)
         yield

@@ -27,6 +27,8 @@ from plesio.strategy.answers import (
     GapAware,
     Hinge,
     Krum,
+    LowRank,
+    Outer,
     Polynomial,
     Privacy,
     Seconds,
@@ -74,6 +76,8 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
     "s": [1],
     "rows": ["each"],
     "k": [3],
+    "quorum": [2],
+    "outer": [Outer("Adam", lr=0.01)],
     "r": [2],
     "c": [0.5],
     "grace_s": [0.1],
@@ -108,10 +112,11 @@ OTHERS: dict[str, list[Any]] = {  # for each argument, values with other meaning
 OWN: dict[str, dict[str, list[Any]]] = {  # of recipes whose arguments mean something else
     "buffered": {"correct": ["plain"], "rows": ["with"]},
     "async_local_sgd": {"correct": ["delayed_nesterov"]},
-    "local_sgd": {"weigh": ["equal"]},
+    "local_sgd": {"weigh": ["equal"], "combine": ["low_rank", LowRank("down", "up")]},
     "post_local_sgd": {"every": [8]},
     "fedavg": {"late": []},  # with deadline_s= alone
     "elastic_averaging": {"every": [8]},
+    "decoupled": {"overlap": [False]},
 }
 
 
@@ -150,11 +155,13 @@ ROWS: dict[str, Row] = {
         reduces_to={PLAIN: {}, "sync_sgd": {"over": "torch"}},
     ),
     "sync_sgd": Row(
+        simulated=({"codec": "int8"},),
         answers=("every step", "gradient", "round of all", "after the fold", "server"),
         reduces_to={PLAIN: {}},
     ),
     "first_of": Row(
         needed={"m": 2},
+        simulated=({"codec": TopK(0.1)},),
         answers=("every step", "gradient", "round, first 2", "after the fold, late work cancelled", "server"),
         reduces_to={PLAIN: {"m": 1}, "sync_sgd": {"m": 4}},
         golden=({"m": 2}, {"m": 2, "cancel_late": False}),
@@ -168,6 +175,7 @@ ROWS: dict[str, Row] = {
     ),
     "async_sgd": Row(
         also=({"correct": "plain", "weigh": "inverse"}, {"correct": "delay_compensated"}, {"correct": "gap_aware"}),
+        simulated=({"codec": "int8"}, {"codec": "int4", "correct": "gap_aware"}, {"codec": TopK(0.1), "ahead": 1}),
         answers=("every step", "gradient", "each", "freely", "server"),
         reduces_to={PLAIN: {}},
         golden=({}, {"correct": "plain", "weigh": "polynomial"}),
@@ -179,6 +187,7 @@ ROWS: dict[str, Row] = {
         golden=({"s": 1},),
     ),
     "buffered": Row(
+        simulated=({"codec": "bf16"},),
         answers=("every step", "gradient", "buffer of 2", "freely", "server"),
         reduces_to={PLAIN: {"k": 1}},
         golden=({"k": 2},),
@@ -231,6 +240,20 @@ ROWS: dict[str, Row] = {
         settings={"every": 3},
         answers=("every 16 steps", "delta", "round of all", "after the fold", "server"),
         reduces_to={"local_sgd": {"every": 3, "beta": 0.0}},
+    ),
+    "decoupled": Row(
+        settings={"every": 3, "quorum": 2},
+        also=({"grace_s": 0.02, "codec": "int8"},),
+        simulated=({"fragments": 3},),
+        answers=(
+            "every 24 steps, all at once",
+            "delta",
+            "round, first 1 and until one is due again",
+            "after the fold",
+            "server",
+        ),
+        reduces_to={"diloco": {"every": 3, "quorum": 4, "overlap": False}},
+        golden=({"quorum": 2}, {"grace_s": 0.1}),
     ),
     "async_local_sgd": Row(
         settings={"every": 3},

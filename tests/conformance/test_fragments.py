@@ -199,6 +199,13 @@ def test_rounds_of_parts(name: str, fragments: int, late: int, steps: int) -> No
     assert_close(ran(recipe(6, fragments=fragments, overlap=late > 0), steps, late), wanted)
 
 
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("fragments", [2, 3])
+def test_equal_workers_are_all_in_a_round_of_those_that_are_there(fragments: int, late: int) -> None:
+    wanted = in_rounds(Outer(0.7, 0.6), 6, fragments, 23, late, workers=2)
+    assert_close(ran(ps.decoupled(6, fragments=fragments, overlap=late > 0), 23, late), wanted)
+
+
 @pytest.mark.parametrize("fragments", [2, 3])
 def test_parts_folded_as_they_come(fragments: int) -> None:
     wanted = one_by_one(6, fragments, 23, workers=3)

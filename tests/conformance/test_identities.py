@@ -16,11 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
 from conformance.table import Settings, makers, reductions
+from plesio.cluster import Cluster, Group, LogNormal
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AfterFold, Buffer, UserOptimizer
 from plesio.strategy.recipes import recipe
 from support import loops
 from support.long_forms import in_turn
+from support.runs import by_name
 
 RECIPES: dict[str, Callable[[], Strategy]] = {
     **{name: partial(recipe, name, **settings) for name, _, settings in reductions(to_plain=True)},
@@ -148,6 +150,25 @@ def test_a_full_buffer_released_after_the_fold_is_sync_sgd() -> None:
 def test_batch_norm_statistics_are_averaged() -> None:
     """After one synchronous step the running mean is the mean of the workers' own."""
     got = final(ps.sync_sgd(), partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=1), 2)
+    means = means_of_one_step()
+    torch.testing.assert_close(got["1.running_mean"], (means[0] + means[1]) / 2)
+    assert int(got["1.num_batches_tracked"]) == 1
+
+
+@pytest.mark.parametrize("strategy", [ps.quorum(1), ps.decoupled(1, grace_s=0.01, overlap=False)], ids=by_name)
+def test_who_comes_late_and_alone_moves_statistics_by_its_part(strategy: Strategy) -> None:
+    """As where nobody waits for a fold: half of the way to each of two."""
+    uneven = ps.Simulated(Cluster((Group(1, LogNormal(1.0, 0.0)), Group(1, LogNormal(9.0, 0.0)))))
+    train = partial(loops.follow, build=loops.batch_norm, optimizers=loops.sgd, steps=1)
+    run = ps.run(train, strategy, workers=2, engine=uneven)
+    first, late = means_of_one_step()
+    assert run.version == 2
+    torch.testing.assert_close(run.state_dict["1.running_mean"], first / 4 + late / 2)
+    assert int(run.state_dict["1.num_batches_tracked"]) == 1
+
+
+def means_of_one_step() -> list[torch.Tensor]:
+    """The running mean of each of two workers."""
     inputs, labels = loops.data()
     means = []
     for rank in range(2):
@@ -155,8 +176,7 @@ def test_batch_norm_statistics_are_averaged() -> None:
         rows = loops.rows_of(rank, 8, len(inputs))
         loops.loss_of(model, inputs[rows], labels[rows])
         means.append(model.state_dict()["1.running_mean"])
-    torch.testing.assert_close(got["1.running_mean"], (means[0] + means[1]) / 2)
-    assert int(got["1.num_batches_tracked"]) == 1
+    return means
 
 
 def leaving(worker: ps.Worker) -> None:

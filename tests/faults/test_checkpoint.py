@@ -74,7 +74,7 @@ def test_a_resumed_sync_sgd_run_equals_the_uninterrupted_one_bit_for_bit(kind: s
 
 @pytest.mark.thorough
 @pauses_take_no_virtual_time
-@pytest.mark.parametrize("strategy", [ps.diloco(2, codec="int4")], ids=lambda one: one.name)
+@pytest.mark.parametrize("strategy", [ps.diloco(2, codec="int4"), ps.sync_sgd(codec="int4")], ids=lambda one: one.name)
 def test_a_resumed_run_of_local_steps_equals_the_uninterrupted_one_bit_for_bit(
     strategy: Strategy, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ RECIPES = {
     **makers(real=True),
     "local_sgd seconds": partial(ps.local_sgd, ps.Seconds(0.05)),
     "packed": partial(ps.diloco, 3, codec="int4"),
+    "packed gradients": partial(ps.first_of, 2, codec="int8"),
 }
 
 EACH_WAY = {"sync_sgd", "hogwild", "packed"}

@@ -45,6 +45,8 @@ STRATEGIES: dict[str, Strategy] = {
     "int8": ps.local_sgd(every=3, codec="int8"),
     "top-k": ps.diloco(every=3, codec=TopK(0.2)),
     "allreduce": ps.allreduce(),
+    "gradients, int8": ps.sync_sgd(codec="int8"),
+    "gradients, top-k": ps.async_sgd(codec=TopK(0.2)),
 }
 
 
@@ -55,6 +57,7 @@ def survived(strategy: Strategy, folder: Path, kills: int, seed: int, workers: i
 
 def killed(train: Any, strategy: Strategy, folder: Path, kills: int, seed: int, workers: int, **more: Any) -> ps.Run:
     rng = random.Random(seed)
+    more = {"pace": 0.02, **more}  # else a fast machine is done before the first
     at_s = sorted([0.3, *(rng.uniform(0.2, 0.3 * kills) for _ in range(kills - 1))])
     faults = [ps.Kill(None, after_s=each) for each in at_s]
     run = ps.run(

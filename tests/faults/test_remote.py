@@ -28,7 +28,7 @@ from plesio.launch.remote.link import _answer_to
 from plesio.protocol import remote as messages
 from plesio.protocol.journal import read_journal
 from plesio.strategy import Strategy
-from plesio.strategy.answers import Blend, Rebase, Replace, Round
+from plesio.strategy.answers import Blend, Rebase, Replace, Round, TopK
 from plesio.transport.certificates import make_certificates
 from plesio.transport.connect import connect
 from plesio.transport.limits import LEASE_S, RETURN_S
@@ -36,6 +36,7 @@ from support import remote
 from support.long_forms import but_slow, but_thorough
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
+from support.reading import free_port
 from support.replayed import chancy
 
 
@@ -49,7 +50,8 @@ def waiting(strategy: Strategy) -> Strategy:
 
 AT_SERVER = map(waiting, strategies(at_server=True, real=True))
 ALL = [one for one in AT_SERVER if not one.gather.in_rounds or one.gather == Round()]
-ALONE = [*ALL, ps.first_of(1), ps.quorum(1)]
+PACKED = [ps.sync_sgd(codec="int8"), ps.sync_sgd(codec=TopK(0.1))]
+ALONE = [*ALL, ps.first_of(1), ps.quorum(1), *PACKED]
 EACH_WAY = {"async_sgd", "first_of(1)", "elastic_averaging(every=3)", "async_local_sgd(every=3, codec=top 10%)"}
 """Each way of adopting a version; those in lock step have a test of their own."""
 IN_LOCK_STEP = [one for one in ALONE if one.in_lock_step]
@@ -378,6 +380,29 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
     assert head.warned.count("the run went back from version ") == 2
     assert str(ps.replay(done.folder, train)) == f"bit-identical: {done.version} versions, all computed again"
     assert joined(done)[-2:] == [(0, 2), (1, 2)] or joined(done)[-2:] == [(1, 2), (0, 2)]
+
+
+@pytest.mark.thorough
+def test_workers_that_know_two_addresses_go_on_where_the_run_is_resumed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
+    train, port = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01), free_port()
+    with remote.head(rejoin_s=30.0) as first:
+        for rank in range(2):
+            first.fork(train, rank=rank, address=f"{first.address},127.0.0.1:{port}")
+
+        def kill() -> None:
+            until(lambda: begun(tmp_path, 2, version=40))
+            kill_ahead_of_checkpoints(first, tmp_path, 2)
+
+        with meanwhile(kill), pytest.raises(ps.ServerLostError):
+            first.run("async_sgd", **settings, durability="none", runs=tmp_path / "runs")
+        first.close()
+        (folder,) = (tmp_path / "runs").iterdir()
+        with remote.head(rejoin_s=30.0, port=port) as second:
+            done = second.run("async_sgd", **settings, runs=tmp_path / "again", resume=folder)
+        assert first.end() == [0, 0], first.warnings()
+    assert (done.version, done.batches_unvisited) == (480, 0)
+    assert str(ps.replay(done.folder, train)) == f"bit-identical: {done.version} versions, all computed again"
 
 
 def gathers(worker: ps.Worker, into: Path) -> None:

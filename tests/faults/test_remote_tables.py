@@ -173,24 +173,24 @@ def test_connections_that_are_cut_step_each_row_once(strategy: Strategy, ahead: 
         proxy = Proxy(head.port)
         head.address = f"tcp://127.0.0.1:{proxy.port}"
         for rank in range(2):
-            head.fork(functools.partial(each, epochs=6, ahead=ahead), rank=rank)
+            head.fork(functools.partial(each, epochs=12, ahead=ahead), rank=rank)
         begun = list[int]()
 
         def cut() -> None:
             until(lambda: bool(begun))
             for _ in range(30):
-                if begun[-1] >= 24:  # not at the end: who is away then finds nobody to come back to
-                    break
+                if begun[-1] >= 24 and proxy.connections > 6:
+                    break  # not at the end: who is away then finds nobody to come back to
                 proxy.limits = [random.randrange(1, 1 << 18) for _ in range(2)]
                 proxy.cut()
-                time.sleep(random.uniform(0.02, 0.2))
+                time.sleep(random.uniform(0.02, 0.1))
 
         with meanwhile(cut):
             done = head.run(strategy, workers=2, watch=begins(begun))
         assert head.end() == [0, 0], head.warnings()
         proxy.close()
     assert proxy.connections > 6
-    assert_each_once(done, 6.0)
+    assert_each_once(done, 12.0)
     assert not done.discarded
     assert [one.left for one in done.workers] == ["finished"] * 2
 

@@ -81,7 +81,7 @@ def test_scaled_up_and_down_every_batch_is_folded_once_and_the_journal_replays(
     assert Counter(left) == {(0, False): 1, (1, False): 2, (2, False): 2, (3, False): 1}
     told = [one.what for one in done.incidents if "scaled" in one.what]
     assert told == [f"scaled from {a} to {b} workers" for a, b in ((2, 4), (4, 1), (1, 3))]
-    assert [one.left for one in done.workers] == ["finished"] * 3 + ["told to"]
+    assert [one.left for one in done.workers] == ["finished"] * 3 + ["left as told"]
     assert ps.replay(done.folder, train).identical
 
 

@@ -339,7 +339,9 @@ def test_ctrl_c_does_not_wait_for_what_train_refers_to(tmp_path: Path) -> None:
     """Nor does the next run get an answer that nobody waits for any more."""
     first = ForkServer.shared().pid
     pressed = press_when(tmp_path / "loading")
-    with pytest.raises(ps.RunInterrupted, match="interrupted before there was a result; there is no checkpoint"):
+    with pytest.raises(
+        ps.RunInterrupted, match=r"before there was a result, while starting 2 workers: importing .*; there is no"
+    ):
         ps.run(stopping.SlowToLoad(tmp_path), "sync_sgd", workers=2)
     pressed.join()
     assert time.time() - (tmp_path / "loading").stat().st_mtime < 5.0
@@ -401,5 +403,6 @@ def test_a_worker_that_raises_after_ctrl_c_does_not_cost_the_run() -> None:
         ps.run(fails_to_clean_up, ps.async_sgd(), workers=2, watch=once_stepped(), timeout_s=30)
     run = caught.value.run
     assert run.version > 10
-    assert [one.what for one in run.incidents] == ["worker 0 raised ValueError: cleanup failed"]
+    (incident,) = run.incidents  # with a hint where it was given nothing any more
+    assert incident.what.startswith("worker 0 raised ValueError: cleanup failed")
     assert [one.left for one in run.workers] == ["raised", "finished"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -71,17 +72,20 @@ def test_all_servers_may_be_elsewhere_behind_certificates(far: bool, tmp_path: P
 )
 def test_connections_that_are_cut_lose_and_double_no_row(strategy: Strategy, tmp_path: Path) -> None:
     with head(far=False, servers_join=2) as door:
-        proxy, marks = Proxy(door.port), tmp_path / "marks"
+        proxy, begun, done = Proxy(door.port), tmp_path / "begun", tmp_path / "done"
         for rank in range(3):
-            door.fork(partial(slowly, into=marks), rank=rank)
+            door.fork(partial(slowly, begun=begun, done=done), rank=rank)
         for _ in range(2):
             door.fork_server(address=f"127.0.0.1:{proxy.port}")
 
         def cut() -> None:
-            until(marks.exists)
+            until(begun.exists)
             for _ in range(12):
+                before = proxy.connections
                 proxy.cut()
+                until(lambda before=before: proxy.connections > before)
                 time.sleep(0.1)
+            done.touch()
 
         with meanwhile(cut):
             run = door.run(strategy, 3, runs=tmp_path, timeout_s=60, servers=3)
@@ -93,13 +97,15 @@ def test_connections_that_are_cut_lose_and_double_no_row(strategy: Strategy, tmp
     assert run.steps == 3 * STEPS
 
 
-def slowly(worker: Any, into: Path) -> None:
-    """`train`, with a pause in each of its steps."""
-    count = worker.count
+def slowly(worker: Any, begun: Path, done: Path) -> None:
+    """`train`, with a pause in each of its steps; before the last one it waits until `done` is there."""
+    count, steps = worker.count, itertools.count(1)
 
     def pause(samples: int) -> None:
-        into.touch()
+        begun.touch()
         time.sleep(0.1)
+        if next(steps) == STEPS:
+            until(done.exists)
         count(samples)
 
     worker.count = pause

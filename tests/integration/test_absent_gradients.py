@@ -16,6 +16,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.recipes import buffered
 from support import remote
 from support.long_forms import in_turn
+from support.runs import by_name
 
 Make = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -136,3 +137,19 @@ def test_a_buffer_of_contributions_leaves_alone_what_none_of_them_has() -> None:
     run = ps.run(partial(train, make=OPTIMIZERS["adamw"]), buffered(2), workers=2, engine=ps.Simulated("uniform"))
     assert torch.equal(run.state_dict["idle"], torch.ones(5))
     assert not torch.equal(run.state_dict["both.weight"], Rivals().both.weight)
+
+
+def steady(worker: Any) -> None:
+    """Of the same tensors in each step."""
+    model = Rivals()
+    model, optimizer = worker.prepare(model, OPTIMIZERS["sgd"](model.parameters()))
+    for _ in worker.steps(2 * STEPS):
+        taught(model, optimizer, range(2, 3))
+
+
+@pytest.mark.parametrize("now", [ps.sync_sgd(), ps.async_sgd("plain")], ids=by_name)
+def test_it_is_left_alone_in_the_next_phase_too(now: Strategy) -> None:
+    strategy = ps.phases(ps.sync_sgd(), (5, now))
+    run = ps.run(steady, strategy, workers=2, engine=ps.Simulated("uniform"))
+    assert run.version > 5
+    assert torch.equal(run.state_dict["idle"], torch.ones(5))

@@ -325,3 +325,20 @@ def test_what_would_be_wrong_in_silence_is_refused(train: Any, error: type[Excep
 @pytest.mark.thorough
 def test_a_pass_that_others_multiply_by_zero_is_accepted() -> None:
     assert reduced(odd_one_out, workers=3, how="penalty of all").steps == 30
+
+
+def with_an_undefined_gradient(worker: ps.Worker) -> bool:
+    """Autograd calls hooks for it, and makes no gradient; weight decay would show that there was one."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    model, optimizer = worker.prepare(model, optimizer)
+    before = model.weight.detach().clone()
+    torch._C._functions.UndefinedGrad()(model(torch.ones(1, 3)).sum()).backward()  # type: ignore[attr-defined]
+    nothing = model.weight.grad is None
+    optimizer.step()
+    return nothing and torch.equal(model.weight, before)
+
+
+@pytest.mark.thorough
+def test_an_undefined_gradient_is_none() -> None:
+    assert ps.run(with_an_undefined_gradient, "allreduce", workers=2).returned == [True, True]

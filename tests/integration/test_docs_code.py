@@ -8,11 +8,13 @@ import io
 import re
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -20,17 +22,32 @@ import pytest
 import scipy.sparse
 import torch
 from sklearn.feature_extraction.text import HashingVectorizer
+from starlette.applications import Starlette
 
 import plesio as ps
 from integration.test_docs import DOCS, blocks_of
+from integration.test_reading import rate
 from plesio.sparse import MatrixFactorization, SkipGram
 from support import loops
 from support.programs import PYTHON
+from support.reading import free_port
 
 SIMULATED = ps.Simulated(ps.Cluster.preset("uniform", 2))
 SIMULATED_SITES = ps.Simulated(ps.Cluster.preset("uniform", 3))
 RUN_ELSEWHERE = {"start", "ray", "local-steps"}
-TAKES_LONG = {"auto", "convert", "failures", "federated", "flower", "index", "islands", "lightning"}
+TAKES_LONG = {
+    "auto",
+    "convert",
+    "failures",
+    "federated",
+    "fine-tuning",
+    "flower",
+    "index",
+    "islands",
+    "keras",
+    "lightning",
+    "reading",
+}
 Names = dict[str, Any]
 
 
@@ -64,6 +81,20 @@ def execute(code: str, names: Names) -> Names:
 
 def nothing(code: str) -> None:
     execute(code, {"ps": ps})
+
+
+def actors(code: str) -> None:
+    """What learners do; examples/actors.py has what actors do, too."""
+    names = execute(code.replace("10_000", "2"), {"Policy": partial(torch.nn.Linear, 4, 1), "loss_of": loss_of_policy})
+    for _ in range(33):
+        names["queue"].put(names["UNROLL"], version=0)
+    run = ps.run(names["train"], ps.async_sgd(), workers=2, engine=SIMULATED)
+    assert len(names["queue"]) == 1
+    assert run.logged[-1].metrics["queue/age_max"] <= 1
+
+
+def loss_of_policy(policy: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (policy(batch["observations"])[..., 0] - batch["rewards"]).square().mean()
 
 
 def failures(code: str) -> None:
@@ -202,6 +233,35 @@ def phases(code: str) -> None:
     assert execute(code, {"ps": ps, "train": train})["run"].version == 5
 
 
+def reading(code: str) -> None:
+    """The page's first block is a run. The others go on beside it, or one with tables, in a thread."""
+    if "evaluate(net)" in code:
+        return  # the command that takes this file is in test_evaluating_elsewhere.py
+    first, *_ = blocks_of(DOCS / "reading.md")
+    address = f"127.0.0.1:{free_port()}"
+    code, first = (one.replace("127.0.0.1:7171", address).replace("seconds=60", "seconds=1") for one in (code, first))
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            execute(code, {})
+        except BaseException as error:
+            raised.append(error)
+
+    sys.modules["train"] = cast(types.ModuleType, types.SimpleNamespace(**execute(first, {"__name__": "page"})))
+    beside = threading.Thread(target=read if code != first else lambda: None)
+    beside.start()
+    try:
+        if "users" in code:
+            ps.run(partial(rate, steps=400), "async_sgd", workers=2, readers=address)
+        else:
+            as_program(first)
+    finally:
+        beside.join(60)
+        del sys.modules["train"]
+    assert (beside.is_alive(), raised) == (False, [])
+
+
 def auto(code: str) -> None:
     assert (
         execute(code, {"ps": ps, "train": train})["run"].incidents[0].what.startswith("the run chooses from sync_sgd")
@@ -241,6 +301,23 @@ def sparse(code: str) -> None:
     )
 
 
+def serving(code: str) -> None:
+    """Without the run: what is asked of it is answered here."""
+    if "ps.run" in code:
+        execute(code.replace('readers="10.0.0.1:7171"', 'engine=ps.Simulated("uniform")'), {"ps": ps, "train": train})
+        return
+    if "httpx" in code:
+        answer = types.SimpleNamespace(content=np.arange(6, dtype="<f4").tobytes())
+        names = execute(code, {"np": np, "httpx": types.SimpleNamespace(post=lambda url, content, headers: answer)})
+        assert names["vectors"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        return
+    kept = types.SimpleNamespace(tables=("users",), rows=lambda table, ids: (1, torch.zeros(1, 3), ids > 0))
+    reader = types.SimpleNamespace(keep=lambda every_s: kept)
+    read = types.SimpleNamespace(read=lambda address: reader, ids_of=ps.ids_of)
+    app = execute(code, {"ps": read, "app": Starlette()})["app"]
+    assert [one.path for one in app.routes] == ["/embeddings"]
+
+
 def tables(code: str) -> None:
     first, *_ = blocks_of(DOCS / "tables.md")
     execute(code if code == first else first + code, {"__name__": "page"})
@@ -256,7 +333,15 @@ def in_process(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def keras(code: str) -> None:
+    """Its backend is chosen where it is first imported."""
+    if find_spec("keras") is None:
+        pytest.skip("needs Keras")
+    in_process(code)
+
+
 HOW: dict[str, Callable[[str], None]] = {
+    "actors": actors,
     "algorithm": nothing,
     "api": nothing,
     "auto": auto,
@@ -266,9 +351,12 @@ HOW: dict[str, Callable[[str], None]] = {
     "flower": flower,
     "hogwild": sparse,
     "index": in_process,
+    "keras": keras,
     "loop": loop,
     "machines": machines,
     "phases": phases,
+    "reading": reading,
+    "serving": serving,
     "sparse": sparse,
     "tables": tables,
     "watching": watching,

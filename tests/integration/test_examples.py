@@ -19,6 +19,7 @@ import safetensors.torch
 import plesio as ps
 from plesio.cli.main import main
 from support.programs import PYTHON
+from support.reading import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS, FASHION, DLRM, TOWERS = (str(EXAMPLES / f"{name}.py") for name in ("digits", "fashion", "dlrm", "two_tower"))
@@ -34,6 +35,47 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_digits_run_as_a_program() -> None:
     done = subprocess.run([*PYTHON, DIGITS], capture_output=True, text=True, timeout=280, check=True)
     assert done.stdout.startswith("async_sgd: accuracy 0.95 reached")
+
+
+@pytest.mark.thorough
+def test_a_fleet_of_spot_instances_reaches_its_target_and_loses_little() -> None:
+    fleet = [*PYTHON, str(EXAMPLES / "spot_fleet.py"), "--quick"]
+    done = subprocess.run(fleet, capture_output=True, text=True, timeout=280, check=True)
+    assert "accuracy 0.8 was reached both times" in done.stdout
+    lost = re.search(r"samples lost \(made again\): (\d+) of (\d+)", done.stdout)
+    assert lost is not None
+    assert int(lost[1]) < 0.5 * int(lost[2])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["async_sgd", "sync_sgd"])
+def test_actors_learn_from_experience_of_bounded_age(strategy: str) -> None:
+    actors = [*PYTHON, str(EXAMPLES / "actors.py"), "--quick", "--strategy", strategy]
+    done = subprocess.run(actors, capture_output=True, text=True, timeout=280, check=True)
+    said = " ".join(done.stdout.split())
+    assert "the mean return of 50 episodes is 60" in said
+    age = re.search(r"mean (\S+), max (\d+) versions, where at most (\d+) are allowed", said)
+    assert age is not None
+    assert float(age[1]) <= int(age[2]) <= int(age[3])
+    assert float(re.search(r"(\S+) frames/s were learned from", said)[1].replace(",", "")) > 0  # type: ignore[index]
+
+
+@pytest.mark.thorough
+def test_charlm_runs_as_a_program() -> None:
+    """Its text is cached by a function of the script."""
+    charlm = [*PYTHON, str(EXAMPLES / "charlm.py"), "--steps", "80"]
+    done = subprocess.run(charlm, capture_output=True, text=True, timeout=280, check=True)
+    assert "version 1" in done.stdout
+
+
+@pytest.mark.thorough
+def test_adapters_learn_what_the_base_model_does_not_know() -> None:
+    lora = [*PYTHON, str(EXAMPLES / "lora.py"), "--base-steps", "60", "--steps", "80"]
+    done = subprocess.run(lora, capture_output=True, text=True, timeout=280, check=True)
+    assert "9,472 of 120,384 parameters travelled, 7.9%" in done.stdout
+    before, after = (float(one) for one in re.findall(r"loss (\S+) without adapters, (\S+) with them", done.stdout)[0])
+    assert after < before - 0.1
+    assert (Path("adapters") / "adapter_model.safetensors").stat().st_size < 4 * 120_384 / 8
 
 
 def test_fashion_says_how_to_get_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +117,18 @@ def write_pictures(folder: Path) -> None:
         header = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28)
         (folder / f"{kind}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
         (folder / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + labels.tobytes())
+
+
+@pytest.mark.thorough
+def test_a_user_who_is_new_in_the_stream_is_recommended_to_while_the_model_trains() -> None:
+    ports = ["--run", f"127.0.0.1:{free_port()}", "--listen", f"127.0.0.1:{free_port()}"]
+    serve = [*PYTHON, str(EXAMPLES / "serve_rows.py"), "--quick", *ports]
+    done = subprocess.run(serve, capture_output=True, text=True, timeout=280, check=True)
+    soon = re.search(r"user 199 is recommended to (\S+) s after the first rating was trained on", done.stdout)
+    assert soon is not None
+    assert float(soon[1]) < 30
+    liked = [int(count) for count in re.findall(r"^(\d+) of 10 films that user 199 likes", done.stdout, re.MULTILINE)]
+    assert liked[1] >= 8 > liked[0]
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ import pytest
 import plesio as ps
 from plesio.observe.asked import ask, taken
 from plesio.observe.record import LIVE, Record
-from plesio.observe.standing import Standing, WorkerNow
+from plesio.observe.standing import ReaderNow, Standing, WorkerNow
 from plesio.observe.summary import Incident
 from plesio.observe.totals import Totals
 from plesio.watch.process import live_page
@@ -140,6 +140,8 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_ask
         until(tab, lambda: "(every 4 steps) at version" in tab.run("document.body.innerText"))
         until(tab, lambda: tab.run("document.querySelector('#switch-0-1').disabled"))
         if "PLESIO_PICTURE" in os.environ:
+            tab.resize(1280, 1240)  # the first figure is on it
+            until(tab, lambda: tab.run("page.data.strategies[0].wall_s") > 8)
             Path(os.environ["PLESIO_PICTURE"]).write_bytes(tab.picture())
         tab.run("window.confirm = () => true; document.querySelector('#stop-0').click()")
         out, _ = process.communicate(timeout=60)
@@ -152,6 +154,31 @@ def test_a_run_under_way_is_shown_keeps_a_checkpoint_switches_and_stops_when_ask
     (folder,) = (tmp_path / "runs").iterdir()
     assert list((folder / "checkpoints").glob("*"))
     assert json.loads((folder / LIVE).read_text().splitlines()[-1])["why"] == "stopped from the live page"
+
+
+@pytest.mark.thorough
+@needs_browser
+def test_who_reads_a_run_is_shown_while_it_is_under_way(tab: Browser, tmp_path: Path) -> None:
+    runs, many = tmp_path / "runs", [ReaderNow(f"reader {k}", 9, 0, 0.0, 0) for k in range(70)]
+    write(runs / "read", workers=2, seconds=9)
+    record = Record(tmp_path, {})
+    record.readers([ReaderNow("<b>site</b>", 7, 2, 0.31, 4096), ReaderNow("early", -1, 0, 3.0, 0), *many])
+    record.end("finished")
+    _, told, _ = map(json.loads, (tmp_path / LIVE).read_text().splitlines())
+    with shown(tab, runs, "computing"):
+        assert "Who reads the run" not in tab.run("document.body.innerText")
+        more(runs / "read", 100, kind="readers", each=told["each"], others=told["others"])
+        until(tab, lambda: "Who reads the run" in tab.run("document.body.innerText"))
+        text = tab.run("document.querySelector('#readers').innerText").replace("\xa0", " ")
+        heads, first, second, *_ = [row.split("\t") for row in text.splitlines()]
+        assert heads[-5:] == ["reader", "version", "behind", "silent, s", "was given"]
+        assert first[-5:] == ["<b>site</b>", "7", "2", "0.3", "4.1 kB"]
+        assert second[-4:] == ["–", "–", "3.0", "0 B"]
+        assert "8 more readers are not listed" in tab.run("document.body.innerText")
+        tab.resize(390, 900)
+        tab.settle()
+        assert tab.run("document.documentElement.scrollWidth") <= 390
+        tab.resize(1280, 900)
 
 
 @pytest.mark.thorough
@@ -216,6 +243,18 @@ def test_a_run_that_was_killed_days_ago_is_not_under_way(tab: Browser, tmp_path:
     os.utime(tmp_path / "run" / LIVE, (time.time() - 3 * 86_400,) * 2)
     with shown(tab, tmp_path, "async_sgd on train: silent for 3 days"):
         pass
+
+
+@pytest.mark.thorough
+@needs_browser
+def test_checkpoints_do_not_push_deaths_out_of_the_events(tab: Browser, tmp_path: Path) -> None:
+    write(tmp_path / "run", 2, 5)
+    for k in range(60):
+        saved = {"t": 5.0 + k, "worker": None, "what": "a checkpoint is being written"}
+        more(tmp_path / "run", 1_000 + k, kind="event", **saved)
+    with shown(tab, tmp_path, "a checkpoint is being written"):
+        rows = "[...document.querySelectorAll('#incidents tbody tr')].map((one) => one.innerText)"
+        until(tab, lambda: tab.run(rows) == ["64\t–\ta checkpoint is being written", "1\t1\tworker 1 died"])
 
 
 @pytest.mark.thorough
@@ -312,7 +351,7 @@ def test_a_page_that_cannot_be_served_costs_the_run_nothing(tmp_path: Path, monk
 
         tell = end = begin
 
-    def fails(_: Path) -> None:
+    def fails(*_: object) -> None:
         raise ps.ConfigurationError("no page")
 
     monkeypatch.setattr("plesio.runner.live_page", fails)

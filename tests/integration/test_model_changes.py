@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 
 import plesio as ps
 from plesio.tensors.arena import Kind
-from plesio.tensors.model import describe, dump_structure, load_structure
+from plesio.tensors.model import describe, dump_plain, dump_structure, load_structure
 from support import loops
 from support.long_forms import but_thorough, in_turn
 
@@ -797,6 +797,15 @@ def test_only_what_keras_writes_travels() -> None:
     )
     assert isinstance(copy._mean.value, nn.Parameter)
     assert copy._mean.value is copy.held["mean"]
+
+
+def test_a_model_that_is_built_lies_over_the_weights_wherever_it_holds_its_own() -> None:
+    model = KerasNorm()
+    described, tensors = describe(model, loops.sgd(model.out))
+    views = tuple(torch.ones_like(one) for one in tensors)
+    built = load_structure(dump_plain(KerasNorm, described), described.specs, views)
+    views[next(at for at, one in enumerate(tensors) if one is model._mean.value)].fill_(2.0)
+    assert built._mean.value.tolist() == built.held["mean"].tolist() == [2.0] * loops.FEATURES
 
 
 class PicklesItself(nn.Linear):

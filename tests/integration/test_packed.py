@@ -190,11 +190,11 @@ def test_a_contribution_with_a_nan_gradient_leaves_the_error_memory_alone() -> N
         model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         replica = worker._exchange.replica  # type: ignore[union-attr]
         for number in worker.steps(8):
-            before = replica._held.memory.clone()
+            before = replica._left_out.memory.clone()
             inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
             loops.descend(optimizer, model(inputs).square().mean() * (float("nan") if number == 4 else 1.0))
             if number % 2:
-                changed.append(not torch.equal(before, replica._held.memory))
+                changed.append(not torch.equal(before, replica._left_out.memory))
 
     changed: list[bool] = []
     with pytest.warns(RuntimeWarning, match="NaN"):

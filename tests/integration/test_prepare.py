@@ -337,12 +337,12 @@ TIED = r"tie them as one parameter \(1\.weight = 0\.weight, without"
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        (partial(pair, how="listed"), "given a list; it takes modules, optimizers.*, one by one"),
+        (partial(pair, how="listed"), "given a list; it takes torch.s modules, optimizers.*, one by one"),
         (partial(pair, how="schedule"), "given a StepLR of another SGD than it was given: give it that one, too"),
         (partial(pair, how="of one model"), "1 parameters are in more than one of the optimizers"),
         (partial(pair, how="one after the other"), "a second SGD would train this worker alone"),
         (partial(single, how="wrapped"), r"^Wrapping wraps SGD, .*: call worker\.prepare before Wrapping's own"),
-        (partial(single, how="a class"), "given <class 'torch.optim.sgd.SGD'>; it takes modules"),
+        (partial(single, how="a class"), "given <class 'torch.optim.sgd.SGD'>; it takes torch.s modules"),
         (partial(single, how="a loader twice"), "given the same DataLoader twice"),
         (partial(single, how="another module's"), "optimizer are not in the model.*or put all modules that it trains"),
         (partial(single, how="a tensor's"), r"of no module, such as .* give prepare torch\.nn\.ParameterList\(\[t\]\)"),

@@ -217,6 +217,16 @@ def test_a_page_of_one_run_has_no_line_buttons(chromium: Browser, tmp_path: Path
     assert "from the middle of the run" in chromium.text
 
 
+def test_a_page_of_one_run_does_not_repeat_its_name(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
+    died = Incident(time_s=4.2, worker=1, what="worker 1 died")
+    one = replaced(eight[0], incidents=(died,))
+    for runs, seen in (([one], False), ([one, eight[1]], True)):
+        show(chromium, tmp_path, runs)
+        names = "[...document.querySelectorAll('#costs .name, #incidents .name, h3 .name')]"
+        assert chromium.run(f"{names}.some((one) => one.checkVisibility())") == seen
+    assert "strategy_0: worker 1" not in chromium.text, "the table of incidents says it"
+
+
 def test_missing_records_become_sentences(chromium: Browser, tmp_path: Path, eight: list[Summary]) -> None:
     bare = replaced(
         eight[0], history=(), logged=(), timeline=(), workers=(), staleness=Staleness(), wall_s=0.0, folded=0

@@ -79,11 +79,11 @@ def resuming(worker: ps.Worker, how: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("by hand", "goes on with lr 0.0125, as the loop had set it"),
-        ("settings", "goes on with weight_decay 0.1, nesterov True, as the loop"),
+        ("by hand", "goes on with lr 0.0125, which the loop had set earlier"),
+        ("settings", "goes on with weight_decay 0.1, nesterov True, which the loop"),
         (
             "a schedule",
-            "goes on with lr 0.1, as the optimizer was made, and had 0.0125 when it was interrupted: give the schedule",
+            "lr 0.1, as the optimizer was made; a schedule had moved it to 0.0125 earlier in this run: give the schedule",
         ),
         *((how, "") for how in ("by batch", "exponential", "cyclic", "plateau", "sequential", "chained")),
     ],
@@ -101,7 +101,7 @@ def test_a_resumed_run_goes_on_with_its_settings_or_tells(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rest = run(resume=half.folder)
-    words = [str(one.message) for one in caught if "the run goes on with" in str(one.message)]
+    words = [str(one.message) for one in caught if "training goes on with" in str(one.message)]
     assert any(told in one for one in words) if told else not words
     assert rest.version > half.version
     if how != "a schedule":

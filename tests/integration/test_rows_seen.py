@@ -14,9 +14,10 @@ from torch import nn
 import plesio as ps
 from plesio.core.events import Pushed, RowsWanted
 from plesio.observe.history import read_summary
+from plesio.observe.numbers import ROW_SERVER, TABLE
 from plesio.observe.record import LIVE
 from plesio.observe.report import write_report
-from plesio.observe.rows import LINES_MAX, OF_SERVER, OF_TABLE, in_lines, slow_server
+from plesio.observe.rows import LINES_MAX, in_lines, slow_server
 from plesio.observe.totals import RowServer, RowsSummary
 from plesio.protocol.journal import read_journal
 
@@ -101,6 +102,12 @@ def test_the_figures_are_those_of_the_journal(engine: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.thorough
+def test_the_bytes_of_a_run_with_phases_have_the_rows_in_them() -> None:
+    run = ps.run(train, ps.phases(ps.async_sgd(), (STEPS, ps.sync_sgd())), workers=2)
+    assert run.bytes > run.rows["ids"].pulled_bytes + run.rows["ids"].pushed_bytes
+
+
+@pytest.mark.thorough
 def test_hot_keys_are_those_of_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [
         ps.run(often, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), servers=servers, runs=tmp_path)
@@ -156,10 +163,12 @@ class Sink:
 def test_sinks_are_told_of_tables_and_servers_as_the_run_goes(servers: int, tmp_path: Path) -> None:
     sink = Sink()
     run = ps.run(train, ps.async_sgd(), workers=2, servers=servers, sinks=[sink], pace=0.03)
-    told = [one.values for one in sink.told]
-    own = {f"rows/ids/{what}": getattr(run.rows["ids"], what) for what in OF_TABLE}
+    told = [{path: value for path, value in one.numbers.items() if path.startswith("row")} for one in sink.told]
+    own = {f"rows/ids/{what.name}": getattr(run.rows["ids"], what.name) for what in TABLE}
     own |= {
-        f"row_servers/{k}/{what}": getattr(one, what) for k, one in enumerate(run.row_servers) for what in OF_SERVER
+        f"row_servers/{k}/{what.name}": getattr(one, what.name)
+        for k, one in enumerate(run.row_servers)
+        for what in ROW_SERVER
     }
     assert told[-1] == own
     assert {"rows/ids/stale_share", "rows/ids/pulled_bytes"} < own.keys()
@@ -190,7 +199,7 @@ def test_a_run_without_tables_tells_nothing_of_rows(tmp_path: Path) -> None:
     sink = Sink()
     run = ps.run(without, ps.async_sgd(), workers=2, engine=ps.Simulated("uniform"), runs=tmp_path, sinks=[sink])
     assert run.folder is not None
-    assert {*sink.told[-1].values} == set()
+    assert not [path for path in sink.told[-1].numbers if path.startswith("row")]
     assert run.rows == {}
     assert "\ntable" not in str(run)
     assert not {"rows", "row_servers"} & json.loads((run.folder / "summary.json").read_text()).keys()

@@ -180,28 +180,12 @@ def test_mlflow_logs_into_a_local_store(tmp_path: Path, monkeypatch: pytest.Monk
     assert (kept.info.status, kept.data.tags["ended"]) == ("FINISHED", done.ended)
 
 
-def test_opentelemetry_sets_gauges() -> None:
-    from opentelemetry import metrics
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-    reader = InMemoryMetricReader()
-    metrics.set_meter_provider(MeterProvider([reader]))
-    run(ps.sinks.OpenTelemetry({"team": "vision"}))
-    data = reader.get_metrics_data()
-    assert data is not None
-    seen = {one.name: one for one in data.resource_metrics[0].scope_metrics[0].metrics}
-    (point,) = seen["plesio.accuracy"].data.data_points
-    assert point.value == 0.5
-    assert point.attributes["team"] == "vision"
-
-
 def test_prometheus_finds_a_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "there" / "plesio.prom"
     run(ps.sinks.Prometheus(file))
     lines = file.read_text().splitlines()
     assert lines[lines.index("# TYPE plesio_accuracy gauge") + 1].endswith('-async_sgd"} 0.5')
-    assert all(line.startswith(("# TYPE plesio_", "plesio_")) for line in lines)
+    assert all(line.startswith(("# HELP plesio_", "# TYPE plesio_", "plesio_")) for line in lines)
     assert [one.name for one in file.parent.iterdir()] == ["plesio.prom"]
 
 

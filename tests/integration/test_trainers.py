@@ -447,6 +447,25 @@ def test_accelerate_may_not_cut_what_the_run_shares_out(name: str) -> None:
         ps.run(train, "sync_sgd", workers=2, engine=ALONE)
 
 
+@pytest.mark.parametrize("even", [True, False])
+def test_no_sample_to_train_from_comes_twice_for_even_batches(even: bool) -> None:
+    def train(worker: ps.Worker) -> list[float]:
+        from plesio.integrations.accelerate import Accelerator
+
+        model = network()
+        accelerator = Accelerator(worker, dataloader_config=accelerate.DataLoaderConfiguration(even_batches=even))
+        model, optimizer, batches = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), rows(18, 4))
+        seen = []
+        for given, targets in batches:
+            accelerator.backward(nn.functional.mse_loss(model(given), targets))
+            optimizer.step()
+            seen += given[:, 0].tolist()
+        return seen
+
+    run = ps.run(train, "sync_sgd", workers=2, engine=ALONE)
+    assert sorted(run.returned[0] + run.returned[1]) == sorted(inputs()[:18, 0].tolist())
+
+
 def test_where_nobody_answers_questions_are_refused_by_name() -> None:
     with pytest.raises(ps.ConfigurationError, match="sync_dist=True in Lightning's training asks all workers"):
         ps.run(asking, "async_sgd", workers=2, engine=ALONE)

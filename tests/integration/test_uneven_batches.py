@@ -37,9 +37,9 @@ def train(worker: ps.Worker | None, batch: int = 8, tokens: int = 0, shared: boo
         loader = worker.share(DataLoader(data, batch)) if shared else loader
     for inputs, labels in loader:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
         if worker is not None and tokens:
             worker.count(tokens * len(inputs))
+        nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
     return next(model.parameters()).detach().clone()
 
@@ -50,32 +50,13 @@ def difference(strategy: Any, **settings: Any) -> tuple[float, int]:
     return float((run.state_dict["weight"] - train(None, 16)).abs().max()), run.samples
 
 
-def test_sync_sgd_is_one_worker_with_all_samples_where_batches_differ() -> None:
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.allreduce().in_memory])
+def test_lock_step_is_one_worker_with_all_samples_where_batches_differ(strategy: ps.Strategy) -> None:
     """The last round has a batch of 8 and one of 5."""
     for settings, samples in (({}, 45), ({"tokens": 100}, 4500), ({"shared": True}, 45)):
-        off, counted = difference("sync_sgd", **settings)
+        off, counted = difference(strategy, **settings)
         assert off < 1e-6, settings
         assert counted == samples
-    assert difference("allreduce")[0] > 1e-3, "a mean of means, as DDP's"
-
-
-def unlike(worker: ps.Worker, sizes: tuple[int, int]) -> None:
-    model = nn.Linear(3, 1)
-    model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(4):
-        model(torch.ones(sizes[worker.rank], 3)).mean().backward()
-        worker.count(sizes[worker.rank])
-        optimizer.step()
-
-
-def test_allreduce_tells_of_batches_of_other_sizes() -> None:
-    here = ps.allreduce().in_memory
-    said = "a step has 8 samples on one worker and 24 on another; allreduce counts both alike, as DDP does, and sync_sgd weighs"
-    with pytest.warns(RuntimeWarning, match=said):
-        run = ps.run(partial(unlike, sizes=(8, 24)), here, workers=2, **SIMULATED)
-    assert said in str(run)
-    for strategy, sizes in ((here, (8, 9)), (ps.sync_sgd(), (8, 24))):
-        assert "counts both alike" not in str(ps.run(partial(unlike, sizes=sizes), strategy, workers=2, **SIMULATED))
 
 
 def test_both_optimizers_of_two_weigh_by_the_samples_of_the_batch() -> None:
@@ -109,8 +90,8 @@ def test_samples_counted_after_each_step_are_all_counted(strategy: str, workers:
     assert ps.run(partial(counts_late, steps=13), strategy, workers=workers, **SIMULATED).samples == sum(range(14))
 
 
-@pytest.mark.parametrize("strategy", ["sync_sgd", "local_sgd"])
-def test_a_count_that_comes_after_the_step_it_is_to_weigh_is_refused(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", [ps.sync_sgd(), ps.local_sgd(), ps.allreduce().in_memory])
+def test_a_count_that_comes_after_the_step_it_is_to_weigh_is_refused(strategy: ps.Strategy) -> None:
     with pytest.raises(ps.ConfigurationError, match=r"worker.count\(samples=.\) after .*; say worker.count before"):
         ps.run(partial(counts_late, steps=13), strategy, workers=2, **SIMULATED)
 

@@ -36,7 +36,7 @@ def walked(lines: list[str], what: str) -> tuple[int, int]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("strategy", "server", "worker"), [("async_sgd", (15, 32), (13, 20)), ("sync_sgd", (18, 46), (13, 20))]
+    ("strategy", "server", "worker"), [("async_sgd", (12, 28), (13, 20)), ("sync_sgd", (16, 42), (13, 20))]
 )
 def test_a_contribution_goes_through_few_files(
     strategy: str, server: tuple[int, int], worker: tuple[int, int], lines: list[str]

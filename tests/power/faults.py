@@ -109,8 +109,8 @@ FAULTS = (
     ),
     Fault(
         "core/membership.py",
-        "seat.heard_s = now_s",
-        "",
+        "seat.heard_s = seat.answered_s = now_s",
+        "seat.answered_s = now_s",
         "a worker that waited long is evicted as soon as it goes on",
     ),
     Fault(
@@ -181,8 +181,8 @@ FAULTS = (
     ),
     Fault(
         "core/sequencer.py",
-        "self.grace_until_s, self._overdue, self._short = NEVER_S, False, False",
-        "self.grace_until_s, self._short = NEVER_S, False",
+        "self.grace_until_s, self._overdue, self._short, self._in_grace = NEVER_S, False, False, False",
+        "self.grace_until_s, self._short, self._in_grace = NEVER_S, False, False",
         "after one deadline every round closes with the first contribution",
     ),
     Fault(
@@ -193,8 +193,8 @@ FAULTS = (
     ),
     Fault(
         "memory/gather.py",
-        "self._held_absent &= self._absent.get(worker, 0)",
-        "self._held_absent |= self._absent.get(worker, 0)",
+        "self._held_absent &= self.absent.get(worker, 0)",
+        "self._held_absent |= self.absent.get(worker, 0)",
         "a fold of a buffer moves no parameter",
     ),
     Fault(
@@ -421,7 +421,7 @@ FAULTS = (
     ),
     Fault(
         "server/program.py",
-        "self.checkpointer.answered(worker, cancel.number)",
+        "self.checkpointer.answered(worker, cancel.number, late=True)",
         "pass",
         "a worker that comes back after a cancelled step has a wrong count of its contributions",
     ),

@@ -34,9 +34,9 @@ STRATEGIES = [
     for recipe in (ps.diloco, ps.local_sgd, ps.async_local_sgd)
     for fragments, codec in ((2, None), (3, "int4"))
     for overlap in (False, True)
-] + [ps.slowmo(4, fragments=2), ps.local_sgd(ps.Seconds(0.9), fragments=2)]
-QUICK = 3, 5, 13
-"""With overlap and without, packed and not, by time."""
+] + [ps.decoupled(6, fragments=3), ps.slowmo(4, fragments=2), ps.local_sgd(ps.Seconds(0.9), fragments=2)]
+QUICK = 3, 5, 12, 14
+"""With overlap and without, packed and not, in rounds of whoever is there, by time."""
 
 
 def train(worker: Any) -> None:
@@ -94,6 +94,15 @@ def test_a_round_is_of_one_part(tmp_path: Path, sent: dict[tuple[int, int], list
     assert of_all > 8
     assert rounds[:of_all] == [{version % 3} for version in range(of_all)]
     assert rounds[-1] == {ALL_PARTS}
+
+
+def test_a_worker_in_every_other_round_leaves_no_part_out(sent: dict[tuple[int, int], list[Contribution]]) -> None:
+    """It has even versions only. Each part has its turn within two turns of all."""
+    fast, slow = Group(3, LogNormal(0.1, 0.0)), Group(1, LogNormal(0.199, 0.0))
+    simulated(ps.decoupled(2, grace_s=0.01, fragments=2), Cluster((fast, slow)))
+    parts = [many[0].beside.part for (worker, _), many in sorted(sent.items()) if worker == 3]
+    assert len(parts) > 12
+    assert all({0, 1} <= {*parts[first : first + 5]} for first in range(len(parts) - 5))
 
 
 @pytest.mark.few(2)

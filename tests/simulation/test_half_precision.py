@@ -98,10 +98,11 @@ def test_one_worker_equals_a_loop_with_a_float32_copy(
     assert same(run, stepped_in_float32(build, make))
 
 
-ROUNDS = [ps.sync_sgd(), ps.local_sgd(2), ps.diloco(2), ps.diloco(2, codec="int8")]
+ROUNDS = [ps.sync_sgd(), ps.local_sgd(2), ps.diloco(2), ps.diloco(2, codec="int8"), ps.sync_sgd(codec="int8")]
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*a codec packs float32")
 @pytest.mark.parametrize("strategy", ROUNDS, ids=by_name)
 def test_a_resumed_run_gives_the_same_weights_and_a_replay_the_same_versions(
     strategy: Strategy, tmp_path: Path

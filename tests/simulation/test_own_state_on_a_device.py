@@ -76,7 +76,9 @@ def test_it_is_left_for_checkpoints_alone(left: list[tuple[int, int]], tmp_path:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("cluster", [EVEN, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize("strategy", [ps.local_sgd(EVERY), ps.diloco(EVERY, codec="int8")], ids=by_name)
+@pytest.mark.parametrize(
+    "strategy", [ps.local_sgd(EVERY), ps.diloco(EVERY, codec="int8"), ps.sync_sgd(codec="int8")], ids=by_name
+)
 def test_a_resumed_run_is_the_uninterrupted_one(
     strategy: Strategy, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

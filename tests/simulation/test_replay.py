@@ -579,7 +579,7 @@ FAR_AND_MORTAL = Cluster(
 @pytest.mark.parametrize(
     "strategy", but_slow([ps.sync_sgd(), ps.async_sgd(), ps.async_local_sgd(5)], {"async_sgd"}), ids=by_name
 )
-@pytest.mark.filterwarnings("ignore:the run goes on with lr")  # its successor goes on with the schedule's
+@pytest.mark.filterwarnings("ignore:training goes on with lr")  # its successor goes on with the schedule's
 def test_a_death_while_data_is_asked_for_ahead_replays(strategy: Strategy, tmp_path: Path) -> None:
     run = trained(strategy, tmp_path, leaving_early, 3, engine=ps.Simulated(FAR_AND_MORTAL), seed=3, timeout_s=2.0)
     assert asked_ahead(run) == {0, 1, 2}

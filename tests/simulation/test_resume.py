@@ -65,7 +65,14 @@ def test_in_rounds_a_resumed_run_gives_the_same_weights(function: Any, steps: in
     assert f"resumed at version {first.version}" in second.incidents[0].what
 
 
-HOLDING = [ps.local_sgd(3), ps.diloco(3, codec="int4"), ps.slowmo(3), ps.local_sgd(3, codec=TopK(0.1))]
+HOLDING = [
+    ps.local_sgd(3),
+    ps.diloco(3, codec="int4"),
+    ps.slowmo(3),
+    ps.local_sgd(3, codec=TopK(0.1)),
+    ps.sync_sgd(codec="int4"),
+    ps.sync_sgd(codec=TopK(0.1)),
+]
 
 
 @pytest.mark.few(1)
@@ -104,6 +111,8 @@ def test_what_a_dead_worker_held_is_reported_lost(tmp_path: Path) -> None:
         ps.buffered(2),
         ps.elastic_averaging(2),
         ps.async_local_sgd(2, codec="int8"),
+        ps.async_sgd(codec="int4"),
+        ps.first_of(3, codec="int8"),
     ],
     ids=by_name,
 )

@@ -35,6 +35,9 @@ IN_LOCK_STEP = [
     (ps.local_sgd(2, codec="int8"), 3, ps.local_sgd(4, codec="int8")),  # what packing left out goes on
     (ps.local_sgd(2, codec="int8"), 3, ps.sync_sgd()),
     (ps.sync_sgd(), 3, ps.local_sgd(2, codec="int8")),
+    (ps.sync_sgd(codec="int8"), 5, ps.quorum(3, codec="int8")),
+    (ps.sync_sgd(codec="int8"), 5, ps.local_sgd(4)),
+    (ps.local_sgd(4), 2, ps.sync_sgd(codec="int8")),
 ]
 OF_ONE = [
     (ps.sync_sgd(), 7, ps.async_sgd()),

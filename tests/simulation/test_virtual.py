@@ -37,7 +37,7 @@ from plesio.errors import ConfigurationError, StrategyError
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.network import Star
 from plesio.launch.simulated.virtual import VirtualRun
-from plesio.launch.simulated.workers import Answer, Message, Request, TimedWorker
+from plesio.launch.simulated.workers import Answer, Message, Participant, Request, TimedWorker
 from plesio.memory.port import Memory
 from plesio.protocol.launcher import Final, SwitchRequest
 from plesio.protocol.worker import Contribution, LeaseReply, LeaseRequest
@@ -448,7 +448,7 @@ class Slots(Memory):
         self.folded += [(member.worker, member.incarnation, member.number) for member in fold.members]
 
 
-class Trainer:
+class Trainer(Participant):
     """A participant with data: takes leases, one batch a step, for some epochs; its slot says from what it computed."""
 
     TOTAL = 40

@@ -184,6 +184,7 @@ GOING_ON = [
     ps.async_local_sgd(8, overlap=True),
     ps.local_sgd(4),
     ps.diloco(4, overlap=False),
+    ps.decoupled(4),
 ]
 
 

@@ -222,6 +222,12 @@ def stream(number: int, mode: str, buffering: int) -> io.TextIOWrapper:
     return open(number, mode, buffering, encoding or sys.__stdout__.encoding, errors, closefd=False)
 
 
+def with_tests() -> dict[str, str]:
+    """An environment in which a program imports what tests do."""
+    places = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
 def run_of(arguments: list[str], path: list[str]) -> Callable[[], object]:
     """What `python` does with such arguments; `path`: where it imports from behind PYTHONPATH."""
     import runpy

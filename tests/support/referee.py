@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -76,6 +77,10 @@ class Chair:
     told: bool = False
     samples: int = 0
     rows_wanted: int = 0
+    came_s: float = 0.0
+    freed_s: float = 0.0
+    took_s: float = 0.0
+    weight: float = 0.0
 
 
 @dataclass
@@ -87,6 +92,7 @@ class Came:
     staleness: int
     batches: list[Batch]
     arrival: Arrival
+    came_s: float = 0.0
     fate: Verdict | None = None
     folded: bool = False
     answered: bool = False
@@ -147,7 +153,8 @@ class Referee:
         self.quota = {Each: lambda g: 1, Buffer: lambda g: g.k, Round: lambda g: g.first or math.inf}[
             type(strategy.gather)
         ](strategy.gather)
-        self.grace_s = strategy.gather.grace_s or 0.0
+        self.grace_s, self.slack = strategy.gather.grace_s, strategy.gather.slack
+        self.lenient = (self.grace_s, self.slack) != (None, None)
 
     def judge(self, event: Event, now_s: float, batches: list[Batch], effects: list[Effect]) -> None:
         self.check_shown(effects)
@@ -191,7 +198,7 @@ class Referee:
 
     def sit_down(self, worker: int, incarnation: int) -> None:
         slowest = min((chair.clock for chair in self.chairs.values()), default=self.sequencer.members.slowest)
-        self.chairs[worker] = Chair(incarnation, slowest, self.version, self.now_s)
+        self.chairs[worker] = Chair(incarnation, slowest, self.version, self.now_s, freed_s=self.now_s)
         self.finished_s.pop(worker, None)
 
     def see_switch(self, effect: Switch) -> None:
@@ -206,7 +213,7 @@ class Referee:
         self.phase, self.following = self.following, None
         self.under(self.whole.phases[self.phase])
         for chair in self.chairs.values():
-            chair.clock, chair.told, chair.samples = 0, False, 0
+            chair.clock, chair.told, chair.samples, chair.took_s, chair.weight = 0, False, 0, 0.0, 0.0
 
     # What came
 
@@ -285,10 +292,12 @@ class Referee:
         assert key not in self.known
         assert not chair.told, "it did not hear of a number it skips"
         chair.clock, chair.waits, chair.arrived, chair.heard_s = chair.clock + 1, True, event.number, self.now_s
+        own_clock = event.adopted_at and not self.strategy.every.answered
+        chair.took_s, chair.came_s = self.now_s - (chair.came_s if own_clock else chair.freed_s), self.now_s
         staleness, epochs = self.version - chair.computed_from, self.books.tally["done"] / EPOCH_BATCHES
         chair.samples = (event.samples if event.finite and staleness <= self.stalest else 0) or chair.samples
         arrival = Arrival(staleness, self.sequencer.workers, chair.samples or event.steps, self.version, epochs)
-        came = Came(event, chair.computed_from, staleness, batches, arrival)
+        came = Came(event, chair.computed_from, staleness, batches, arrival, self.now_s)
         came.fate = Verdict.TAKEN
         if not event.finite:
             came.fate = Verdict.NOT_FINITE
@@ -300,8 +309,10 @@ class Referee:
         of_this_round = self.after_fold and came.staleness <= self.stalest
         if came.fate is Verdict.TAKEN or (came.fate is Verdict.NOT_FINITE and of_this_round):
             self.pending.append(came)
+            if came.fate is Verdict.TAKEN:
+                chair.weight = self.strategy.weigh.weight(arrival)
             if len(self.pending) == self.quota:
-                self.grace_until_s = self.now_s + self.grace_s
+                self.grace_until_s = self.now_s + self.grace()
             self.seated_this_round.add(key[:2])
         told = [one for one in self.effects if isinstance(one, Discard) and one.verdict is not Verdict.CANCELLED]
         expected = Discard(*key, came.fate, came.staleness, event.samples)
@@ -310,6 +321,11 @@ class Referee:
         steps = event.rows and self.strategy.rows.at_once and came.fate is Verdict.TAKEN
         rows = [one for one in self.effects if isinstance(one, FoldRows)]
         assert rows == [FoldRows(event.worker, event.number)] * steps, "rows step once, if the contribution counts"
+
+    def grace(self) -> float:
+        """By what is left until the first of the round is due again."""
+        usual_s = statistics.median_high([one.took_s for one in self.chairs.values() if one.took_s] or [0.0])
+        return self.grace_s or (self.slack or 0.0) * max(0.0, usual_s - (self.now_s - self.pending[0].came_s))
 
     def release_lease(self, worker: int, batches: list[Batch], place: str) -> None:
         for batch in batches:
@@ -322,7 +338,7 @@ class Referee:
         if not self.chairs or ((self.after_fold or self.following is not None) and self.all_wait()):
             return True
         in_vain = all(came.fate is Verdict.NOT_FINITE for came in self.pending)
-        if not self.grace_s or in_vain:
+        if not self.lenient or in_vain:
             return len(self.pending) == self.quota
         ended = isinstance(self.event, Ticked) and self.now_s >= self.grace_until_s
         self.seen["grace"] += ended
@@ -359,32 +375,35 @@ class Referee:
         total = sum(weights.values())
         assert fold.version == self.version + 1
         assert fold.held == (pytest.approx(total) if self.holds else None)
-        assert fold.scale == pytest.approx(self.scale(len(counting), total))
+        came = {one.event.worker for one in counting}
+        missing = sum(chair.weight for worker, chair in self.chairs.items() if worker not in came)
+        assert fold.scale == pytest.approx(self.scale(len(counting), total, missing))
         assert sum(member.share for member in fold.members) == pytest.approx(1.0)
         assert sorted((m.worker, m.incarnation, m.number) for m in fold.members) == sorted(weights)
         if not self.holds:
             assert [m.worker for m in fold.members] == sorted(m.worker for m in fold.members)
         for member in fold.members:
             key = (member.worker, member.incarnation, member.number)
-            came = self.known[key]
-            assert not came.folded, "in two folds"
-            came.folded = True
-            assert member.staleness == self.version - came.computed_from
-            assert (member.steps, member.samples) == (came.event.steps, came.event.samples)
+            one = self.known[key]
+            assert not one.folded, "in two folds"
+            one.folded = True
+            assert member.staleness == self.version - one.computed_from
+            assert (member.steps, member.samples) == (one.event.steps, one.event.samples)
             assert member.share == pytest.approx(weights[key] / total)
             assert not self.holds or self.weight_held.pop(key) == pytest.approx(weights[key])
-            self.books.move(came.batches, "pending", "done")
+            self.books.move(one.batches, "pending", "done")
         self.close_round()
         self.version += 1
         for phase, (begins, _) in enumerate(self.whole.plan):
             if begins == self.version:
                 self.ask(phase)
 
-    def scale(self, folded: int, total: float) -> float:
+    def scale(self, folded: int, total: float, missing: float) -> float:
         outer = self.strategy.outer
         shared = isinstance(outer, (UserOptimizer, Outer)) and outer.lr_scale == "share"
         mean_weight = 1.0 if isinstance(self.strategy.weigh, BySamples) else total / folded
         rate = outer.rate if isinstance(outer, Average) else 1.0
+        rate = total / (total + missing) if isinstance(outer, Outer) and outer.lr_scale == "work" else rate
         rate = float(folded) if isinstance(outer, Outer) and outer.lr_scale == "sum" else rate
         return (min(1.0, folded / self.sequencer.workers) if shared else rate) * mean_weight
 
@@ -430,7 +449,8 @@ class Referee:
                 self.sit_down(grant.worker, self.event.incarnation)
                 return
             assert chair.number == 0
-            chair.waits, chair.number, chair.computed_from, chair.heard_s = False, 1, self.version, self.now_s
+            chair.waits, chair.number, chair.computed_from = False, 1, self.version
+            chair.heard_s = chair.freed_s = self.now_s
             return
         chair = self.chairs[grant.worker]
         came = self.known[grant.worker, chair.incarnation, grant.number]
@@ -444,7 +464,7 @@ class Referee:
         assert not self.after_fold or all(came is not one for one in self.pending), "released before its fold"
         self.seen["freed by another"] += grant.freed_by_other
         chair.waits, chair.number = False, chair.number + 1
-        chair.computed_from, chair.heard_s = self.version, self.now_s
+        chair.computed_from, chair.heard_s, chair.freed_s = self.version, self.now_s, self.now_s
 
     def see_evict(self, effect: Evict) -> None:
         chair = self.chairs[effect.worker]
@@ -475,7 +495,7 @@ class Referee:
         chairs = self.chairs.values()
         assert self.sequencer.version == self.version
         assert len(self.sequencer._pending) == len(self.pending)
-        assert len(self.pending) < self.quota or (self.grace_s and self.pending), "a fold is overdue"
+        assert len(self.pending) < self.quota or (self.lenient and self.pending), "a fold is overdue"
         assert not isinstance(self.event, Ticked) or self.now_s < self.grace_until_s, "a grace is overdue"
         assert self.sequencer.grace_until_s == self.grace_until_s
         assert len(self.pending) <= (len(self.seated_this_round) if self.after_fold else self.quota)

@@ -112,6 +112,11 @@ class Head:
         """Listen again, where the last run did."""
         self._door = DoorSockets.open(self._door.listening)
 
+    def close(self) -> None:
+        """Listen no more."""
+        for listening in self._door.sockets:
+            listening.close()
+
     def end(self) -> list[int]:
         """The exit codes of all workers, or what killed them. Those that do not end in time say where they are, and are
         killed."""
@@ -150,11 +155,12 @@ def head(
     host: str = "127.0.0.1",
     insecure: bool = False,
     servers_join: int = 0,
+    port: int = 0,
 ) -> Iterator[Head]:
     """Where workers can join a run that is still to start: `Head.run` does that."""
     credentials = secure.credentials(certs, insecure, host)
     listening = Listening(
-        host=host, port=0, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s, servers_join=servers_join
+        host=host, port=port, token=TOKEN, credentials=credentials, rejoin_s=rejoin_s, servers_join=servers_join
     )
     one = Head(DoorSockets.open(listening), far)
     try:
@@ -162,8 +168,7 @@ def head(
     finally:
         one.warned = one.warnings()
         one._warned.close()
-        for descriptor in one._door.sockets:
-            descriptor.close()
+        one.close()
         for pid in one.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

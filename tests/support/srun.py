@@ -1,6 +1,7 @@
-"""What `srun` and `sbatch` do, as far as a test of one host needs it: started under these names, with a job's variables.
+"""`srun`, `sbatch` and `scontrol` as far as tests of one host need them: started under these names, with a job's variables.
 
-sbatch SCRIPT reads its #SBATCH lines and runs it. srun [OPTIONS] COMMAND starts the tasks and waits for all of them.
+sbatch SCRIPT reads its #SBATCH lines and runs it. srun [OPTIONS] COMMAND starts the tasks and waits for all of them. scontrol
+requeue JOB leaves a file, until the job is started again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+REQUEUED = Path("requeued")
+
 
 def sbatch(script: str) -> int:
     """Run a script as a job's only step of its own."""
@@ -19,9 +22,11 @@ def sbatch(script: str) -> int:
     job = {
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NUM_NODES": str(nodes),
+        "SLURM_RESTART_COUNT": "9",  # as after many pre-emptions
         "SLURM_NTASKS": str(nodes * int(options["ntasks-per-node"])),
         "SLURM_PROCID": "0",
     }
+    REQUEUED.unlink(missing_ok=True)
     return subprocess.run(["bash", script], env={**os.environ, **job}).returncode
 
 
@@ -45,5 +50,11 @@ def srun(arguments: list[str]) -> int:
     return max(abs(code) for code in codes)
 
 
+def scontrol(_: list[str]) -> int:
+    REQUEUED.touch()
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(srun(sys.argv[1:]) if Path(sys.argv[0]).name == "srun" else sbatch(sys.argv[1]))
+    programs = {"srun": srun, "sbatch": lambda arguments: sbatch(arguments[0]), "scontrol": scontrol}
+    sys.exit(programs[Path(sys.argv[0]).name](sys.argv[1:]))

@@ -227,7 +227,8 @@ def _strategy(rng: random.Random, workers: int, rows: bool = False) -> Strategy:
         "buffered": {"k": few + 1},
         "rennala": {"k": few},
         "ringmaster": {"r": few},
-        "quorum": {"k": few, "grace_s": rng.choice((None, STEP_S / 2, 3 * STEP_S))},
+        "quorum": {"k": few, "grace_s": (grace_s := rng.choice((None, STEP_S / 2, 3 * STEP_S)))},
+        "decoupled": {"every": few, "quorum": few, "grace_s": grace_s},
     }
     chosen = settings.get(recipe, {})
     known = inspect.signature(recipes.RECIPES[recipe]).parameters

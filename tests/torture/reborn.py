@@ -214,7 +214,7 @@ class Reborn(Server):
         super().__init__(world, epoch, clock)
         rng, parts = world.rng, world.parts
         self.survivor = parts.survivor(self.model, self._buffer, self._boundary)
-        self._laid_out_for = self.program.phase
+        self._laid_out_for = self.program.strategy
         self.log = parts.log(_FREE + (1 << rng.randint(10, 14)), self._boundary)
         self.oracle: Any = Witness(world.oracle)
         self._spares: list[dict[str, Any]] = []
@@ -304,7 +304,7 @@ class Reborn(Server):
         self.model, self._buffer = Model.restore(self.model.state()), []
         self._boundary()
         self.survivor = self.world.parts.survivor(self.model, self._buffer, self._boundary)
-        self._laid_out_for = phase
+        self._laid_out_for = self.sequencer.phases.whole.phases[phase]
         self.world.oracle.model = self.model
 
     def _hold(self, payload: int) -> None:
@@ -315,8 +315,10 @@ class Reborn(Server):
 
     def _change(self, change: Callable[[], None]) -> None:
         self._effects += 1
-        if self._laid_out_for != self.program.phase:
-            raise PromiseBroken(f"memory is of the phase that holds: {self.program.phase}, not {self._laid_out_for}")
+        if self._laid_out_for != self.program.strategy:
+            raise PromiseBroken(
+                f"memory is of the phase that holds: {self.program.strategy.name}, not {self._laid_out_for.name}"
+            )
         self.log.once(partial(self.survivor.do, self._effects, change))
 
     def _added(self) -> None:

@@ -20,7 +20,6 @@ from plesio.config.until import Until
 from plesio.core.events import Fold, Left, Member, Pushed
 from plesio.errors import ConfigurationError
 from plesio.protocol import journal
-from plesio.strategy import Strategy
 
 
 def test_usual_strategies_are_sized_for_the_workers() -> None:
@@ -100,7 +99,7 @@ def test_work_in_words() -> None:
     ],
 )
 def test_how_to_go_on_from_an_interrupted_run(typed: list[str], place: Path | None, words: str) -> None:
-    assert how_to_go_on(typed, place, Strategy(name="any")) == words
+    assert how_to_go_on(typed, place, RunConfig(workers=1)) == words
 
 
 def test_options_of_a_setting() -> None:
@@ -121,7 +120,7 @@ def test_a_death_is_told_once() -> None:
 
 
 def test_recipes_are_listed_with_settings_and_papers() -> None:
-    settings = {"every": 16, "weigh": "by_samples", "codec": None, "overlap": None, "fragments": 1}
+    settings = {"every": 16, "weigh": "by_samples", "codec": None, "overlap": None, "fragments": 1, "combine": "mean"}
     assert entry("local_sgd").settings == settings
     assert entry("hogwild").paper == "Niu et al. 2011, arXiv 1106.5730"
 

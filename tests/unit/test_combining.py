@@ -242,10 +242,13 @@ def test_what_each_needs() -> None:
         (lambda: TrimmedMean(0.5), r"TrimmedMean\(part=0.5\): part must be a number of at least 0 and below .5"),
         (lambda: Krum(-1), r"Krum\(f=-1\): f must be a whole number of at least 0"),
         (lambda: Krum(1, keep=0), r"Krum\(keep=0\): keep must be a whole number of at least 1"),
-        (lambda: ps.fedavg(combine="meridian"), "unknown combine 'meridian'; known: krum, mean, median, trimmed_mean"),
+        (
+            lambda: ps.fedavg(combine="meridian"),
+            "unknown combine 'meridian'; known: krum, low_rank, mean, median, trimmed_mean",
+        ),
         (
             lambda: ps.fedavg(combine=3),
-            "combine=3 is no answer to that question; known: Mean, Median, TrimmedMean, Krum",
+            "unknown combine '3'; known: krum, low_rank, mean, median, trimmed_mean",
         ),
         (lambda: ps.fedavg(combine="median", codec="int8"), "combine=median cannot work with send=delta, int8"),
         (

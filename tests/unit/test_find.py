@@ -35,6 +35,10 @@ def test_an_address_comes_before_the_environment() -> None:
     assert place("10.0.0.1:7070", 2, joins) == RunPlace("10.0.0.1", 7070, 2)
     assert place(None, None, joins) == RunPlace("10.0.0.2", 1, 3)
     assert place("tcp://[::1]:7070", None, {}) == RunPlace("::1", 7070, far=True)
+    several = place(None, None, {"PLESIO_JOIN": "tcp://10.0.0.1:7070,10.0.0.2:7071"})
+    assert several == RunPlace("10.0.0.1", 7070, far=True, others=(("10.0.0.2", 7071),))
+    with pytest.raises(ps.ConfigurationError, match=r"PLESIO_JOIN='': HOST:PORT was wanted"):
+        place(None, None, {"PLESIO_JOIN": "10.0.0.1:7070,"})
 
 
 def test_torchrun_puts_the_head_beside_the_store() -> None:

@@ -77,7 +77,7 @@ def test_a_waiting_worker_is_not_silent() -> None:
     members = Membership(SILENCE_S)
     seat = members.join(0, 1, version=0, now_s=0.0)
     assert seat is not None
-    members.pushed(seat, 1)
+    members.pushed(seat, 1, now_s=0.0, since_s=0.0)
     assert members.silent(100.0) == []
     members.answered(seat, 100.0)
     assert members.silent(105.0) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_record_is_bounded_and_keeps_the_last_of_each_metric(tmp_path: Path) -
     assert any("accuracy" in one["values"] for one in told)  # a dropped line's goes to the next
     assert [one["n"] for one in lines] == sorted(one["n"] for one in lines)
     assert (lines[0]["kind"], lines[-1]["kind"]) == ("head", "end")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_record_is_as_fine_at_its_beginning_as_in_its_middle(tmp_path: Path) -> None:
+    to = Record(tmp_path, HEAD)
+    for number in range(1, 2_000):
+        tell(to, number)
+    to.end("")
+    times = [one["t"] for one in lines_of(tmp_path) if one["kind"] == "at"]
+    assert times[0] == 1.0
+    assert max(later - one for one, later in pairwise(times)) < 3 * 2_000 / 8  # 16 lines at most, thinned to 8
 
 
 @pytest.mark.usefixtures("small")

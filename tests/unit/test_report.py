@@ -738,9 +738,9 @@ def test_finished_workers_are_not_listed_and_many_dead_are_counted(tmp_path: Pat
         workers = tuple(msgspec.structs.replace(part, worker=w, left=why) for w in range(20))
         return msgspec.structs.replace(runs[2], workers=workers, incidents=())
 
-    assert "left: finished" not in page(tmp_path, [leaving("finished")]).text
+    assert " finished." not in page(tmp_path, [leaving("finished")]).text
     died = page(tmp_path, [leaving("died")]).text
-    assert died.count("left: died") == 8
+    assert died.count(" died.") == 8
     assert "12 more workers left" in died
 
 

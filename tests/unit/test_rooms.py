@@ -18,7 +18,7 @@ def test_every_room_has_tests() -> None:
     names = {room: [path.name for path in files] for room, files in rooms.files_of().items()}
     assert [room for room, files in names.items() if not files] == ["entry", "runner"]  # by `ps.run`
     assert {"test_departures.py", "test_opening.py"} <= {*names["server"]}
-    assert names["integrations"] == ["test_trainers.py"]
+    assert names["integrations"] == ["test_lora.py", "test_trainers.py"]
     assert "test_on_ray.py" in names["ray"]  # it knows `ps.Ray` alone
 
 

@@ -218,6 +218,18 @@ no contribution ends a grace but the last | quorum(1, grace_s=1.0)
     at 5, push 1, push 2 -> fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; go 0#1@v1 freed;
         go 1#1@v1 freed; go 2#1@v1; grace over
     tick 6
+a grace lasts until the first is due again, and a round of a part moves by that part | decoupled()
+    at 10, push 0 -> grace until 20
+    at 11, push 1, push 2 -> fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; go 0#1@v1 freed;
+        go 1#1@v1 freed; go 2#1@v1; grace over
+    at 18, push 1 -> grace until 28
+    at 21, push 0, tick 27.9, tick 28 -> fold v2 [0#2 tau0 0.50, 1#2 tau0 0.50] lr 0.67; go 1#2@v2 freed;
+        go 0#2@v2 freed; grace over
+a worker that is missing makes no grace longer than a worker takes | decoupled()
+    at 10, push 0 -> grace until 20
+    push 1, tick 20 -> fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00; go 0#1@v1 freed; go 1#1@v1 freed; grace over
+    at 30, push 0 -> grace until 40
+    push 1, tick 40 -> fold v2 [0#2 tau0 0.50, 1#2 tau0 0.50] lr 1.00; go 0#2@v2 freed; go 1#2@v2 freed; grace over
 a death in a grace completes the round | quorum(2, grace_s=1.0)
     push 0, push 1 -> grace until 1
     die 2 -> fold v1 [0#1 tau0 0.50, 1#1 tau0 0.50] lr 1.00; go 0#1@v1 freed; go 1#1@v1 freed; grace over
@@ -404,6 +416,19 @@ all may die | phases(sync_sgd, async_sgd)
     switch 1, push 0, die 0, die 1, die 2 -> fold v1 [0#1 tau0 1.00] lr 1.00; phase 1
     join 1 -> go 1#0@v1
     push 1 -> fold v2 [1'2#1 tau0 1.00] lr 0.33; go 1#1@v2
+too few are no version when phases change | phases(decoupled(combine=median, overlap=False), diloco) | 4 workers
+    lease 3 most=2 -> lend 3 0/3 0/0
+    push 0, push 1, push 2 -> grace until 0
+    switch 1, tick 0 -> fold v1 [0#1 tau0 0.33, 1#1 tau0 0.33, 2#1 tau0 0.33] lr 1.00; grace over
+    push 3 batches=1 -> drop 3#1 stale 32; phase 1; go 0#1@v1 freed; go 1#1@v1 freed; go 2#1@v1 freed;
+        go 3#1@v1 stale tau1
+    lease 3 -> lend 3 0/3
+weights of another phase are no part of the work | phases(local_sgd(4), decoupled(combine=median, overlap=False)) | 4 workers
+    switch 1, push 0, push 1, push 2, push 3 -> fold v1 [0#1 tau0 0.25, 1#1 tau0 0.25, 2#1 tau0 0.25, 3#1 tau0 0.25] lr 1.00;
+        phase 1; go 0#1@v1 freed; go 1#1@v1 freed; go 2#1@v1 freed; go 3#1@v1
+    at 10, push 0, push 1, push 2 -> grace until 20
+    tick 20 -> fold v2 [0#2 tau0 0.33, 1#2 tau0 0.33, 2#2 tau0 0.33] lr 1.00; go 0#2@v2 freed; go 1#2@v2 freed;
+        go 2#2@v2 freed; grace over
 who joins begins with the next phase | phases(async_sgd, sync_sgd) | 2 workers
     switch 1, push 0 -> fold v1 [0#1 tau0 1.00] lr 0.50
     join 2, push 1 -> fold v2 [1#1 tau1 1.00] lr 0.50; phase 1; go 0#1@v2 freed; go 1#1@v2 tau1; go 2#0@v2 freed

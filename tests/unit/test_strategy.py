@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import msgspec
@@ -242,6 +243,39 @@ REFUSED = [
     (lambda: recipes.first_of(0), "first_of(m=0): m must be a whole number of at least 1"),
     (lambda: recipes.quorum(0), "quorum(k=0): k must be a whole number of at least 1"),
     (lambda: recipes.quorum(2, grace_s=0), "Round(grace_s=0): grace_s must be a number above 0"),
+    (
+        lambda: recipes.decoupled(4, lr=0.1, outer=answers.Outer("Adam", "work", lr=0.01)),
+        "decoupled(every=4, lr=0.1, outer=Adam(lr=0.01), lr x part of the work): outer has a rate and a momentum of its own; "
+        "leave lr and momentum out",
+    ),
+    *[
+        (
+            partial(recipe, combine=None),
+            "unknown combine 'None'; known: krum, low_rank, mean, median, trimmed_mean",
+        )
+        for recipe in (recipes.diloco, recipes.decoupled, recipes.local_sgd, recipes.fedavg)
+    ],
+    (lambda: recipes.decoupled(quorum=0), "decoupled(quorum=0): quorum must be a whole number of at least 1"),
+    (
+        lambda: recipes.decoupled(4, 4, combine="krum"),
+        "decoupled(every=4, quorum=4, combine=krum): Krum (f=1) needs 5 contributions; give quorum=5 or more",
+    ),
+    *[
+        (
+            partial(recipe, combine="median", codec="int8"),
+            f"{recipe.__name__}(combine=median, codec=int8): combine=median cannot work with send=delta, int8: it combines "
+            "plain numbers; leave codec, privacy and secure sums out",
+        )
+        for recipe in (recipes.diloco, recipes.decoupled)
+    ],
+    (
+        lambda: recipes.diloco(combine="mode"),
+        "unknown combine 'mode'; known: krum, low_rank, mean, median, trimmed_mean",
+    ),
+    (
+        lambda: answers.Round(slack=0.5),
+        "Round(slack=0.5): it is the grace of a round's first; give first, and no grace_s",
+    ),
     (lambda: recipes.quorum(2, within=-1), "Fresh(within=-1): within must be a whole number of at least 0"),
     (
         lambda: Round(grace_s=0.5),
@@ -278,7 +312,7 @@ REFUSED = [
     ),
     (
         lambda: recipes.recipe("async_sgd", corect="plain"),
-        "unknown setting of async_sgd 'corect'; known: ahead, correct, lr_scale, weigh; did you mean 'correct'?",
+        "unknown setting of async_sgd 'corect'; known: ahead, codec, correct, lr_scale, weigh; did you mean 'correct'?",
     ),
 ]
 
@@ -360,7 +394,7 @@ NO_PHASES = [
     ((recipes.allreduce("torch"), SYNC), "allreduce(over=torch) cannot be a"),
     ((SYNC, recipes.fedavg()), "fedavg cannot be a phase: it counts clients"),
     ((SYNC, phased()), "async_sgd) cannot be a phase: it has phases itself"),
-    ((SYNC, recipes.async_sgd(ahead=1)), "leave ahead and overlap out"),
+    ((SYNC, recipes.async_sgd(ahead=1)), "leave ahead out, or say overlap=False"),
     ((SYNC, recipes.diloco(8, fragments=2)), "the same fragments"),
 ]
 

@@ -46,6 +46,7 @@ from plesio.memory.surviving import Surviving
 from plesio.protocol.worker import Aside, Contribution, Hello
 from plesio.strategy import Strategy, recipes
 from plesio.strategy.answers import Server as AtServer
+from plesio.strategy.answers import TopK
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.arena import Arena, Kind
@@ -352,6 +353,13 @@ CASES = {
     "means": Case(recipes.local_sgd(4)),
     "packed": Case(recipes.diloco(4, codec="int8")),
     "packed, in parts": Case(recipes.async_local_sgd(4, codec="int8", fragments=2)),
+    "packed gradients": Case(recipes.sync_sgd(codec="int8"), partial(AdamW, lr=0.01)),
+    "packed gradients, look-ahead": Case(recipes.async_sgd(codec="int4")),
+    "packed gradients, held": Case(recipes.buffered(2, codec=TopK(0.2))),
+    "packed gradients, called off": Case(recipes.first_of(2, codec="int8")),
+    "packed gradients, half precision": Case(recipes.sync_sgd(codec="int8"), partial(AdamW, lr=0.01), half),
+    "packed gradients, large": in_passes(recipes.sync_sgd(codec="int8")),
+    "packed gradients, phases": Case(recipes.phases(recipes.sync_sgd(codec="int8"), recipes.quorum(2, codec="int8"))),
     "asynchronous deltas": Case(recipes.async_local_sgd(4)),
     "elastic": Case(recipes.elastic_averaging(4)),
     "mean gradient": Case(dataclasses.replace(recipes.allreduce(), via=AtServer())),

@@ -19,6 +19,7 @@ from plesio.strategy.recipes import (
     async_sgd,
     bounded_staleness,
     buffered,
+    decoupled,
     first_of,
     local_sgd,
     phases,
@@ -30,7 +31,8 @@ from support.long_forms import examples
 from support.sequencing import Run
 
 KINDS = [
-    sync_sgd(), async_sgd(), bounded_staleness(1), local_sgd(4), buffered(3), first_of(2), quorum(2, 1.0, 3)
+    sync_sgd(), async_sgd(), bounded_staleness(1), local_sgd(4), buffered(3), first_of(2), quorum(2, 1.0, 3),
+    decoupled(4, overlap=False),
 ]  # fmt: skip
 SWITCHED = [*ACTIONS, "switch", "switch"]
 

@@ -1,82 +1,44 @@
-"""What `plesio template kubernetes` prints is what Kubernetes takes, and its parts fit each other."""
+"""What `plesio template` prints is what each scheduler takes, its parts fit each other, and what is taken away comes back."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import stat
+import subprocess
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import torch.distributed.run
 import typer
 import yaml
 
 from plesio.cli.main import commands, main
 
-SECRET = {"secretName!": str, "defaultMode": int}
-CONTAINER = {
-    "name!": str,
-    "image!": str,
-    "command": [str],
-    "args": [str],
-    "env": [
-        {
-            "name!": str,
-            "value": str,
-            "valueFrom": {"secretKeyRef": {"name!": str, "key!": str}, "fieldRef": {"fieldPath!": str}},
-        }
-    ],
-    "ports": [{"containerPort!": int}],
-    "resources": {"requests": {"cpu": str, "memory": str}},
-    "volumeMounts": [{"name!": str, "mountPath!": str, "readOnly": bool}],
-}
-POD = {
-    "metadata": {"labels": {"app": str}},
-    "spec!": {
-        "restartPolicy!": str,
-        "containers!": [CONTAINER],
-        "volumes": [{"name!": str, "secret": SECRET, "persistentVolumeClaim": {"claimName!": str}}],
-    },
-}
-SPECS: dict[tuple[str, str], Any] = {
-    ("v1", "Service"): {
-        "clusterIP": str,
-        "publishNotReadyAddresses": bool,
-        "selector": {"app": str},
-        "ports!": [{"name": str, "port!": int}],
-    },
-    ("v1", "PersistentVolumeClaim"): {"accessModes!": [str], "resources!": {"requests!": {"storage!": str}}},
-    ("batch/v1", "Job"): {
-        "completionMode": str,
-        "completions": int,
-        "parallelism": int,
-        "backoffLimit": int,
-        "template!": POD,
-    },
-}
-"""The fields of Kubernetes' API that the manifest uses, as its reference has them; ! marks those that it demands."""
+LEAVE_S = 30.0  # the default of leave_s=
+JOBS = [("kubernetes", "plesio-head"), ("kubernetes", "plesio-worker"), ("jobset", "head"), ("jobset", "worker")]
 
 
-def check(value: Any, schema: Any, where: str) -> None:
-    """Raise for a field that is unknown, lacking or of another type."""
-    if isinstance(schema, type):
-        assert type(value) is schema, f"{where} is {value!r}"
-    elif isinstance(schema, list):
-        assert isinstance(value, list), where
-        for number, one in enumerate(value):
-            check(one, schema[0], f"{where}[{number}]")
-    else:
-        known = {name.removesuffix("!"): kind for name, kind in schema.items()}
-        assert set(value) <= set(known), f"{where} has {set(value) - set(known)}"
-        lacking = {name.removesuffix("!") for name in schema if name.endswith("!")} - set(value)
-        assert not lacking, f"{where} lacks {lacking}"
-        for name, one in value.items():
-            check(one, known[name], f"{where}.{name}")
+def printed(scheduler: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["template", scheduler]) == 0
+    return capsys.readouterr().out
+
+
+def objects(scheduler: str, capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], Any]:
+    """The manifest's objects by kind and name, those in a JobSet too."""
+    found = list(yaml.safe_load_all(printed(scheduler, capsys)))
+    for one in [one for one in found if one["kind"] == "JobSet"]:
+        for inner in one["spec"]["replicatedJobs"]:
+            named = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": inner["name"]}}
+            found.append({**named, **inner["template"]})
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
 
 
 @pytest.fixture
 def parts(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], Any]:
     """The manifest's objects, by kind and name."""
-    assert main(["template", "kubernetes"]) == 0
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(capsys.readouterr().out)}
+    return objects("kubernetes", capsys)
 
 
 def pod(job: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -86,16 +48,67 @@ def pod(job: Any) -> tuple[Any, Any, dict[str, Any]]:
     return inside, container, {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
 
-def test_every_object_has_the_fields_of_its_kind(parts: dict[tuple[str, str], Any]) -> None:
-    assert len(parts) == 4
-    for (kind, name), one in parts.items():
-        schema = {
-            "apiVersion!": str,
-            "kind!": str,
-            "metadata!": {"name!": str},
-            "spec!": SPECS[one["apiVersion"], kind],
-        }
-        check(one, schema, name)
+@pytest.mark.parametrize(("scheduler", "count"), [("kubernetes", 4), ("jobset", 4)])
+def test_objects_are_of_their_schemas(scheduler: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = objects(scheduler, capsys)
+    assert len(found) == count
+    for (kind, _), one in found.items():
+        if kind != "JobSet":
+            kubernetes_validate.validate(one, "1.31", strict=True)
+
+
+def test_jobset_is_done_with_its_head(capsys: pytest.CaptureFixture[str]) -> None:
+    found = objects("jobset", capsys)
+    spec, (_, head, _), (_, _, worker) = (
+        found["JobSet", "plesio"]["spec"],
+        pod(found["Job", "head"]),
+        pod(found["Job", "worker"]),
+    )
+    assert set(spec) == {"network", "successPolicy", "failurePolicy", "replicatedJobs"}
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["head"]}
+    assert worker["PLESIO_JOIN"] == f"plesio-head-0-0.{spec['network']['subdomain']}:7070"
+    assert "--listen=0.0.0.0:7070" in head["args"]
+
+
+@pytest.mark.parametrize(("scheduler", "name"), JOBS)
+def test_what_kubernetes_takes_away_comes_back(scheduler: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = objects(scheduler, capsys)["Job", name]
+    inside, container, _ = pod(job)
+    disruption, told = job["spec"]["podFailurePolicy"]["rules"]
+    assert (disruption["action"], disruption["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (told["action"], told["onExitCodes"]) == ("Ignore", {"operator": "In", "values": [143]})
+    assert (inside["restartPolicy"], job["spec"]["backoffLimit"] > 0) == ("Never", True)
+    assert inside["terminationGracePeriodSeconds"] > LEAVE_S
+    if "head" in name:
+        assert {"--resume=newest", "--runs=/runs"} < set(container["args"])
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "torchrun"])
+def test_scripts_are_of_bash_and_options_of_the_launcher(scheduler: str, capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed(scheduler, capsys)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    if scheduler == "torchrun":
+        (line,) = re.findall(r"^exec torchrun (.*)", script, re.MULTILINE)
+        options = torch.distributed.run.parse_args(line.split())
+        assert (options.training_script, options.max_restarts) == ("train.py", 100)
+    else:
+        assert {"--requeue", "--signal=TERM@60", "--open-mode=append"} < set(
+            re.findall(r"^#SBATCH (\S+)", script, re.MULTILINE)
+        )
+
+
+def test_skypilot_recovers_the_job_by_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
+    task = yaml.safe_load(printed("skypilot", capsys))
+    assert set(task) == {"name", "resources", "workdir", "file_mounts", "setup", "run"}
+    assert task["resources"]["use_spot"] is True
+    recovery = task["resources"]["job_recovery"]
+    assert set(recovery) == {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"}
+    assert recovery["recover_on_exit_codes"] == [143]
+    subprocess.run(["bash", "-n"], input=task["run"], text=True, check=True)
+    program, name, _, *words = shlex.split(task["run"])
+    assert (program, name) == ("plesio", "run")
+    assert {one for one in words if one.startswith("--")} <= known_options(name)
+    assert words[words.index("--runs") + 1] == "/runs/$SKYPILOT_TASK_ID", "the same after each recovery"
 
 
 def test_workers_find_the_head_and_their_seats(parts: dict[tuple[str, str], Any]) -> None:
@@ -125,10 +138,16 @@ def test_each_pod_is_given_the_token_and_its_certificates(parts: dict[tuple[str,
     assert {one["name"] for one in container["volumeMounts"]} == set(volumes)
 
 
-def test_the_head_is_given_options_that_there_are(parts: dict[tuple[str, str], Any]) -> None:
-    _, container, _ = pod(parts["Job", "plesio-head"])
-    program, name = container["command"]
-    command = typer.main.get_command(commands).commands[name]  # type: ignore[attr-defined]
-    known = {option for one in command.params for option in one.opts}
+@pytest.mark.parametrize(("scheduler", "name"), [one for one in JOBS if "head" in one[1]])
+def test_the_head_is_given_options_that_there_are(
+    scheduler: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, container, _ = pod(objects(scheduler, capsys)["Job", name])
+    program, command = container["command"]
     assert program == "plesio"
-    assert {one.partition("=")[0] for one in container["args"]} <= known
+    assert {one.partition("=")[0] for one in container["args"]} <= known_options(command)
+
+
+def known_options(name: str) -> set[str]:
+    command = typer.main.get_command(commands).commands[name]  # type: ignore[attr-defined]
+    return {option for one in command.params for option in one.opts}

@@ -75,3 +75,22 @@ def test_settings_of_matplotlib_go_by_name_and_a_copy_of_them_by_value(monkeypat
     assert again is theirs.rcParams
     assert copy == again
     assert copy is not again
+
+
+@functools.cache
+def of_this_file() -> object:
+    return object()
+
+
+def test_what_a_script_caches_goes_by_value_and_a_modules_by_name() -> None:
+    """A process of its own does not know the script; the copy has the settings, and calls itself, as its functions do."""
+    script: dict[str, Any] = {"__name__": "__main__", "functools": functools}
+    code = "@functools.lru_cache(maxsize=7)\ndef rises(n):\n    return n and n + rises(n - 1)\ndef train(): return rises(4)"
+    exec(code, script)
+    script["rises"](2)
+    train = pickle.loads(dumps(script["train"]))
+    copy = train.__globals__["rises"]
+    assert copy.cache_info() == (0, 0, 7, 0)
+    assert (train(), copy.cache_parameters()["maxsize"], copy.cache_info().misses) == (10, 7, 5)
+    assert copy is not script["rises"]
+    assert pickle.loads(dumps(of_this_file)) is of_this_file

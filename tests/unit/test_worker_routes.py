@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import plesio as ps
@@ -32,8 +36,11 @@ from plesio.protocol.worker import (
     Welcome,
 )
 from plesio.strategy import Strategy
+from plesio.strategy.answers import TopK
+from plesio.tensors.arena import Arena
 from plesio.transport.ring import Ring
 from plesio.worker.context import Taking, introduction
+from support.long_forms import examples
 
 
 def hello(strategy: Strategy) -> Hello:
@@ -192,3 +199,44 @@ def test_numbers_that_no_journal_holds_are_no_message(wrong: dict[str, Any]) -> 
 
     with pytest.raises(ProtocolError, match="no message"):
         decoder_of(Contribution)(encode(msgspec.structs.replace(made(1), **wrong)))
+
+
+PACKED = [ps.sync_sgd(codec=TopK(0.3)), ps.async_sgd(codec=TopK(0.3)), ps.diloco(4, codec=TopK(0.3))]
+NUMBERS, KEPT = 32, 10  # of that model, with what lies between its tensors; and of these, those that travel
+
+
+def sent(strategy: Strategy, places: Sequence[int], values: Sequence[float]) -> torch.Tensor:
+    """What the server makes of a contribution with these places and values, if it is let pass."""
+    dialogue = WorkerDialogue(strategy)
+    for message in (hello(strategy), *TOLD):
+        take(dialogue, message)
+    memory = bytearray(1 << 12)
+    memory[: 8 * KEPT] = struct.pack(f"<{KEPT}i{KEPT}f", *places, *values)
+    dialogue.slot = memoryview(memory)
+    take(dialogue, made(1))
+    layout, packing = dialogue.payloads.layout, dialogue.payloads.packing
+    assert packing is not None
+    slot = Arena(layout, torch.frombuffer(memory, dtype=torch.uint8))
+    return packing.mean_into(Arena.private(layout), [slot], [1.0]).flat[0]
+
+
+@pytest.mark.parametrize("strategy", PACKED, ids=lambda one: one.name)
+@given(
+    places=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-1, NUMBERS), min_size=KEPT, max_size=KEPT),
+    ordered=st.booleans(),
+)
+@settings(max_examples=examples(25), deadline=None)
+def test_a_packing_is_let_pass_if_it_fits_into_the_model_alone(
+    strategy: Strategy, places: list[int], ordered: bool
+) -> None:
+    """Whatever bytes come: nobody else looks at them before they are added up."""
+    places = sorted({*places, *range(KEPT)})[:KEPT] if ordered else places
+    sound = places == sorted(set(places)) and places[0] >= 0 and places[-1] < NUMBERS
+    values = [float(one + 1) for one in range(KEPT)]
+    if not sound:
+        with pytest.raises(ProtocolError, match="a packing that no codec makes"):
+            sent(strategy, places, values)
+        return
+    found = sent(strategy, places, values)
+    assert found[places].tolist() == values
+    assert float(found.sum()) == sum(values)

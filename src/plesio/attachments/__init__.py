@@ -14,11 +14,13 @@ import msgspec
 from plesio.attachments.attachment import Attachment, Half, Pushing
 from plesio.attachments.counters import Counters, Counting
 from plesio.attachments.schedules import Schedules, Scheduling
+from plesio.attachments.speeds import Sharing, Speeds
 from plesio.attachments.turns import ClientTurns, Turning
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import Attached
 
-ATTACHMENTS: dict[type[Attachment], type[Half]] = {Counters: Counting, Schedules: Scheduling, ClientTurns: Turning}
+BOTH = (Counters, Counting), (Schedules, Scheduling), (ClientTurns, Turning), (Speeds, Sharing)
+ATTACHMENTS: dict[type[Attachment], type[Half]] = dict(BOTH)
 HALVES = {attachment.name: half for attachment, half in ATTACHMENTS.items()}
 SAID: dict[str, Callable[[bytes], Any]] = {attachment.name: decoder_of(attachment.said) for attachment in ATTACHMENTS}
 HEARD = {name: msgspec.msgpack.Decoder(half.heard).decode for name, half in HALVES.items()}
@@ -34,8 +36,8 @@ class Attachments:
         self.answer: Attached = {}
         """What goes with each answer."""
 
-    def told(self, worker: int, said: Attached) -> None:
-        """What came with a contribution.
+    def told(self, worker: int, said: Attached, now_s: float = 0.0) -> None:
+        """What came with a contribution, at that time.
 
         Raises:
             ProtocolError: it is nothing that a worker says.
@@ -45,6 +47,7 @@ class Attachments:
         for name, value in said.items():
             if name not in self._all:
                 raise ProtocolError(f"worker {worker} said {name!r}, which has no place in this run")
+            self._all[name].now_s = now_s
             self._all[name].told(worker, SAID[name](bytes(value)))
         self.answer = _packed({name: one.answer() for name, one in self._all.items()})
 

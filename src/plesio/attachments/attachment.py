@@ -8,12 +8,13 @@ from torch.optim import Optimizer
 
 
 class Attachment:
-    """The server's half, for a run of so many `workers`."""
+    """The server's half, for a run of so many `workers`; `now_s`: when what it is told came."""
 
     name: ClassVar[str]
     """In messages and checkpoints."""
     said: ClassVar[Any]
     """Of which type is what a worker says."""
+    now_s = 0.0
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

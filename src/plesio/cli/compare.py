@@ -188,7 +188,7 @@ def _show(console: Console, found: Comparison) -> bool:
     for summary in summaries:
         for part in telling(summary.workers):
             if part.left in GONE:
-                console.print(Text(f"{summary.strategy}: worker {part.worker} left: {part.left}", style="yellow"))
+                console.print(Text(f"{summary.strategy}: worker {part.worker} {part.left}", style="yellow"))
     if not summaries:
         console.print(Text(found.first_failure), soft_wrap=True)
     elif found.report not in lacking:

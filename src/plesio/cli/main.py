@@ -14,15 +14,19 @@ from plesio import __version__, errors
 from plesio.cli.certs import certs
 from plesio.cli.compare import compare
 from plesio.cli.demo import demo
+from plesio.cli.evaluate import evaluate
 from plesio.cli.groups import Command, CommandGroup
 from plesio.cli.join import join
 from plesio.cli.journal import journal
 from plesio.cli.output import OutputLostError, give_up_output, prepare_output
 from plesio.cli.replay import replay
+from plesio.cli.rows import rows
 from plesio.cli.run import run
 from plesio.cli.runs import commands as runs
 from plesio.cli.serve import serve
+from plesio.cli.serve_rows import serve_rows
 from plesio.cli.simulate import simulate
+from plesio.cli.status import status
 from plesio.cli.strategies import strategies
 from plesio.cli.template import template
 from plesio.cli.watch import watch
@@ -35,8 +39,8 @@ ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.Sh
 
 
 ORDER = (
-    *("run", "compare", "demo", "simulate", "whatif", "watch", "runs", "strategies"),
-    *("serve", "join", "template", "certs", "journal", "replay", "version"),
+    *("run", "compare", "demo", "simulate", "whatif", "watch", "status", "runs", "strategies"),
+    *("serve", "join", "evaluate", "rows", "serve-rows", "template", "certs", "journal", "replay", "version"),
 )
 """The commands by use, as the help lists them."""
 
@@ -50,7 +54,9 @@ class _Program(CommandGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # the parser would forget which signal it was
             number = _signal_of(stop) or signal.SIGINT
-            _complain("interrupted" if number == signal.SIGINT else f"ended by {name_of(number)}")
+            doing = getattr(stop, "doing", "") or getattr(stop, "starting", "")
+            what = "interrupted" if number == signal.SIGINT else f"ended by {name_of(number)}"
+            _complain(f"{what} while {doing}" if doing else what)
             return BY_SIGNAL + number
 
 
@@ -87,11 +93,15 @@ def version() -> None:
 
 EXAMPLES: dict[Callable[..., Any], str] = {
     watch: "runs --port 8765",
+    status: "10.0.0.1:8765",
     run: 'train.py --strategy "local_sgd(every=16)" --workers 4',
     compare: "train.py --workers 4 --slow 0:10 --pace 0.02 --until accuracy=0.95",
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
     serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",
     join: "10.0.0.1:7070 train.py --certs certs",
+    evaluate: "10.0.0.1:7171 judge.py --every-s 30 --certs certs",
+    rows: "10.0.0.1:7171 users --ids 17,4",
+    serve_rows: "10.0.0.1:7171 --listen 127.0.0.1:8080 --every-s 0.5",
     template: "slurm > train.sh",
     strategies: "--json",
     replay: "runs/20261121-101530-async_sgd",
@@ -100,7 +110,8 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     certs: "certs --host node1 --host node2,10.0.0.2",
 }
 for _command, _example in EXAMPLES.items():
-    commands.command(cls=Command, epilog=f"For example: plesio {_command.__name__} {_example}")(_command)
+    _name = _command.__name__.replace("_", "-")
+    commands.command(cls=Command, epilog=f"For example: plesio {_name} {_example}")(_command)
 commands.command(
     cls=Command,
     epilog="For example: plesio demo --strategies sync_sgd,async_sgd",

@@ -33,6 +33,10 @@ Arguments = Annotated[
 
 Function = Annotated[str, typer.Option(metavar="NAME", help="The function of SCRIPT that each worker calls.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show the run as it goes on a page; its address is printed.")]
+WatchAt = Annotated[
+    str | None,
+    typer.Option("--watch-at", metavar="HOST:PORT", help="As --watch, at this address, which monitors can know."),
+]
 
 
 def key_of(option: Option) -> str:

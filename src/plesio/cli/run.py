@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 
 from plesio.cli.live import StrategyLines, simulated_in, terminal
-from plesio.cli.options import Arguments, Function, ScriptPath, Watch, takes_settings
+from plesio.cli.options import Arguments, Function, ScriptPath, Watch, WatchAt, takes_settings
 from plesio.cli.script import load
 from plesio.cli.typed import config_of
 from plesio.config import RunConfig
+from plesio.config.run_config import NEWEST
 from plesio.errors import DeadlineError, RunInterrupted, ServerLostError, WorkerLostError
 from plesio.observe.tables import run_table
-from plesio.strategy import Strategy
 
 if TYPE_CHECKING:
     from plesio.launch.job import Live
@@ -28,17 +28,22 @@ if TYPE_CHECKING:
 @takes_settings(but=["engine", "workers_max"])
 def run(
     context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False,
-    function: Function = "train", **typed: Any,
+    watch_at: WatchAt = None, function: Function = "train", **typed: Any,
 ) -> int:  # fmt: skip
     """Train a script's model under one strategy and print what it cost.
 
     SCRIPT defines train(worker), and evaluate(model) to measure as it goes.
     """
-    return train(context, script, arguments, config_of(typed), watch, function)
+    return train(context, script, arguments, config_of(typed), watch_at or watch, function)
 
 
 def train(
-    context: typer.Context, script: Path, arguments: list[str] | None, config: RunConfig, page: bool, function: str
+    context: typer.Context,
+    script: Path,
+    arguments: list[str] | None,
+    config: RunConfig,
+    page: bool | str,
+    function: str,
 ) -> int:
     """Run a script, with a line that shows how it stands, and print what it cost; if it was cut short, how to go on."""
     since_s = time.monotonic()
@@ -57,13 +62,14 @@ def to_its_end(
     except (RunInterrupted, ServerLostError, WorkerLostError, DeadlineError) as stop:
         partial = getattr(stop, "run", None)
         _show(console, partial)
-        if isinstance(stop, RunInterrupted) and stop.behind:
-            newest = stop.run.version - stop.behind
-            console.print(f"the newest checkpoint is of version {newest}, {stop.behind} behind")
         if partial is not None or stop.resume is not None:
-            console.print(how_to_go_on(context.obj, stop.resume, config.strategy), markup=False, soft_wrap=True)
+            _say_how_to_go_on(console, context.obj, partial, stop.resume, config)
         raise
     _show(console, done)
+    if done.lacking:
+        again = "go on from the last checkpoint to have it written" if done.resume else "begin again"
+        console.print(f"make room, or give another folder (--runs), and {again}", soft_wrap=True)
+        _say_how_to_go_on(console, context.obj, done, done.resume, config)
     if config.simulated:
         console.print(simulated_in(done.summary.wall_s, time.monotonic() - started_s), soft_wrap=True)
     return 1 if done.summary.spoilt or done.lacking else 0
@@ -75,12 +81,25 @@ def _show(console: Console, done: Run | None) -> None:
         console.print(table, markup=False, soft_wrap=True)
 
 
-def how_to_go_on(typed: Sequence[str], place: Path | None, strategy: Strategy) -> str:
+def _say_how_to_go_on(
+    console: Console, typed: Sequence[str], done: Run | None, place: Path | None, config: RunConfig
+) -> None:
+    if done is not None and done.behind:
+        console.print(f"the newest checkpoint is of version {done.version - done.behind}, {done.behind} behind")
+    console.print(how_to_go_on(typed, place, config), markup=False, soft_wrap=True)
+
+
+def how_to_go_on(typed: Sequence[str], place: Path | None, config: RunConfig) -> str:
     """The command that resumes from `place` what was started by the one `typed`, or why there is none."""
-    if place is None and not strategy.via.in_shared_memory:
+    same_again = shlex.join(["plesio", *typed])
+    if place is None and config.checkpoint is not None:
+        return f"there is no checkpoint yet to go on from; begin again with: {same_again}"
+    if place is None and not config.strategy.via.in_shared_memory:
         return "there is no checkpoint to go on from; --checkpoint-every-s 60 keeps them"
     if place is None:
-        return f"there is no checkpoint to go on from: under {strategy.name} there is no server that keeps them"
+        return f"there is no checkpoint to go on from: under {config.strategy.name} there is no server that keeps them"
+    if config.resume == NEWEST:
+        return f"go on with: {same_again}"
     own = typed.index("--") if "--" in typed else len(typed)  # what is behind it is the script's
     given = typed[:own]
     if place not in [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plesio.config import RunConfig
 from plesio.errors import ConfigurationError, PlesioError, words_of
+from plesio.launch.ctrl_c import told
 from plesio.launch.local.forkserver import ForkServer
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Script:
     evaluate: Callable[..., Mapping[str, float]] | None
 
     def run(
-        self, config: RunConfig, watch: Callable[[Live], object], page: bool = False, since_s: float | None = None
+        self, config: RunConfig, watch: Callable[[Live], object], page: bool | str = False, since_s: float | None = None
     ) -> Run:
         from plesio.runner import start  # imports torch
 
@@ -66,7 +67,7 @@ def load(
     check_takes_worker(train, f" in {path}", instead)
     if evaluate is not None and not callable(evaluate):
         raise ConfigurationError(f"evaluate in {path} is {evaluate!r}; it is to be a function evaluate(model)")
-    if evaluate is None and targets:
+    if evaluate is None and targets and config is not None and not config.readers:
         name, value = next(iter(targets.items()))
         raise ConfigurationError(
             f"--until {name}={value:g} needs a function evaluate(model) in {path} that returns {{{name!r}: ...}}; "
@@ -75,14 +76,18 @@ def load(
     return Script(train, evaluate)
 
 
-def function_in(path: Path, name: str) -> Callable[..., object]:
-    """The function of that name in a file that is no training script."""
+def functions_in(path: Path, *wanted: str) -> list[Callable[..., Any]]:
+    """Functions in a file that is no training script, given as they are called: "evaluate(model)"."""
     if not path.is_file():
-        raise ConfigurationError(f"there is no file {path}; give a Python file that defines {name}")
+        why = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+        raise ConfigurationError(f"{why}; give a Python file that defines {' and '.join(wanted)}")
+    sys.path.insert(0, str(path.resolve().parent))
     names = _execute(path)
-    if not callable(found := names.get(name)):
-        raise ConfigurationError(f"{path} defines no function {name}; the functions it has: {_functions(names)}")
-    return found  # type: ignore[no-any-return]
+    found = [names.get(one.partition("(")[0]) for one in wanted]
+    for one, function in zip(wanted, found, strict=True):
+        if not callable(function):
+            raise ConfigurationError(f"{path} defines no function {one}; the functions it has: {_functions(names)}")
+    return found  # type: ignore[return-value]
 
 
 def _functions(names: Mapping[str, Any]) -> str:
@@ -94,7 +99,7 @@ def _execute(path: Path) -> dict[str, Any]:
     from plesio.launch.start import alone  # imports torch, which another process does by now
 
     try:
-        with alone(f"{path}: {UNGUARDED}"):
+        with alone(f"{path}: {UNGUARDED}"), told(f"{path} was being loaded"):
             return runpy.run_path(str(path), run_name=RUN_NAME)
     except PlesioError:
         raise

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from plesio.cli.live import terminal
-from plesio.cli.options import Watch, takes_settings
+from plesio.cli.options import Watch, WatchAt, takes_settings
 from plesio.cli.run import to_its_end
-from plesio.cli.script import function_in
+from plesio.cli.script import functions_in
 from plesio.cli.typed import config_of
 from plesio.errors import ConfigurationError
 
@@ -53,6 +53,7 @@ def serve(
     servers_join: ServersJoin = 0,
     on_round: OnRound = None,
     watch: Watch = False,
+    watch_at: WatchAt = None,
     **typed: Any,
 ) -> int:
     """Be the head of a run: its workers are processes that call ps.join, on this host or others.
@@ -69,11 +70,12 @@ def serve(
     from plesio.transport import secure
 
     config, console = config_of(typed), terminal()
-    looks = function_in(on_round, "on_round") if on_round is not None else None
-    if config.until.metrics and looks is None:
+    looks = functions_in(on_round, "on_round(round)")[0] if on_round is not None else None
+    if config.until.metrics and looks is None and not config.readers:
         raise ConfigurationError(
-            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; give --on-round, "
-            "or take steps or samples, or have the training function measure, which may end the run by worker.stop(why)"
+            f"--until {next(iter(config.until.metrics))}: plesio serve has no function that measures it; give --on-round, or "
+            "--readers and have plesio evaluate measure it, or take steps or samples, or have the training function measure, "
+            "which may end the run by worker.stop(why)"
         )
     host, port = host_and_port(listen, "--listen ")
     credentials = secure.credentials(certs, insecure, host)
@@ -92,5 +94,8 @@ def serve(
     awaited = f"{config.workers} workers{f' and {servers_join} table servers' if servers_join else ''}"
     console.print(f"waiting for {awaited}: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
     return to_its_end(
-        context, console, config, lambda told: start(config, None, watch=told, door=door, page=watch, on_round=looks)
+        context,
+        console,
+        config,
+        lambda told: start(config, None, watch=told, door=door, page=watch_at or watch, on_round=looks),
     )

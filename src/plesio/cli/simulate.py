@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from plesio.cli.live import terminal
-from plesio.cli.options import REQUIRED, Arguments, Function, ScriptPath, Watch, options_of, takes_settings
+from plesio.cli.options import REQUIRED, Arguments, Function, ScriptPath, Watch, WatchAt, options_of, takes_settings
 from plesio.cli.run import train
 from plesio.cli.typed import config_of, in_words
 from plesio.config.setting import Option
@@ -28,7 +28,7 @@ from plesio.config.simulated import Simulated
 )
 def simulate(
     context: typer.Context, script: ScriptPath, arguments: Arguments = None, watch: Watch = False,
-    function: Function = "train", **typed: Any,
+    watch_at: WatchAt = None, function: Function = "train", **typed: Any,
 ) -> int:  # fmt: skip
     """Train a script's model on simulated machines, in virtual time, and print what it would have cost.
 
@@ -36,4 +36,4 @@ def simulate(
     """
     config = config_of(typed)
     terminal().print(Text(f"{script}: {in_words(config, typed['cluster'])}"), soft_wrap=True)
-    return train(context, script, arguments, config, watch, function)
+    return train(context, script, arguments, config, watch_at or watch, function)

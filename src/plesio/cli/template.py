@@ -12,15 +12,24 @@ import typer
 class Scheduler(StrEnum):
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
+    JOBSET = "jobset"
+    SKYPILOT = "skypilot"
+    TORCHRUN = "torchrun"
 
 
-FILES = {Scheduler.SLURM: "slurm.sh", Scheduler.KUBERNETES: "kubernetes.yaml"}
+FILES = {
+    Scheduler.SLURM: "slurm.sh",
+    Scheduler.KUBERNETES: "kubernetes.yaml",
+    Scheduler.JOBSET: "jobset.yaml",
+    Scheduler.SKYPILOT: "skypilot.yaml",
+    Scheduler.TORCHRUN: "torchrun.sh",
+}
 
 
 def template(scheduler: Annotated[Scheduler, typer.Argument(show_default=False)]) -> int:
-    """Print a job for SLURM (a script for sbatch) or Kubernetes (a manifest for kubectl apply), ready to edit.
+    """Print a job for a scheduler, ready to edit: SLURM, Kubernetes, JobSet, SkyPilot (a managed spot job) or torchrun.
 
-    Its comments say what to change. The training script has to call ps.join.
+    Its comments say what to change, and what the training script has to be. Where machines are taken away, the run goes on.
     """
     print((files("plesio.cli") / "templates" / FILES[scheduler]).read_text(), end="")
     return 0

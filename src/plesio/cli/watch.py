@@ -29,7 +29,7 @@ def watch(
 
     if not runs.is_dir():
         raise ConfigurationError(f"{runs} is no folder; give the one that runs= or --runs named")
-    page = Page(runs, listening(host, port))
+    page = Page(runs, listening(host, port), own=while_piped)
     print(page.address(host), flush=True)
     if not while_piped:
         print("Ctrl-C ends the page, not the runs.", file=sys.stderr, flush=True)

@@ -32,6 +32,7 @@ class Ray(Engine):
     elsewhere: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("faults", "pace"), "is for processes of this host; on Ray, kill them yourself"),
+        "readers": "is not for runs on Ray yet: have a worker share what it has",
         "threads": "is for processes of this host; Ray gives its workers theirs",
         "workers_max": (
             "is for processes of this host, and for ps.join; on Ray, its scaling_config says how many there are"

@@ -23,6 +23,13 @@ TOGETHER = (
          "data='shards': {0.strategy.name} compares strategies by how they share the work out; take data='leases'"),
     Rule("data resume", lambda c: c.data == "new" and c.resume is None,
          "data='new' is for a run that goes on from another one: give resume=, the folder of that, or leave it out"),
+    Rule("data resume", lambda c: c.data == "new" and c.resume == "newest",
+         "data='new' with resume='newest': each start would begin the new data again; give resume= the folder of the run before"),
+    Rule("resume runs", lambda c: c.resume == "newest" and c.runs is None,
+         "resume='newest' is looked for in the folder runs=; give that, as runs='runs'"),
+    Rule("resume checkpoint", lambda c: c.resume == "newest" and c.checkpoint is None,
+         "resume='newest' goes on from checkpoints, and this run keeps none; give checkpoint=ps.Checkpoint(every_s=60) "
+         "(--checkpoint-every-s 60)"),
     Rule("data strategy", lambda c: c.data == "new" and c.strategy.every.by_client,
          "data='new': under {0.strategy.name} data is the clients', who may bring other data at any time; leave it out"),
     Rule("checkpoint runs", lambda c: c.checkpoint and c.checkpoint.folder is None and c.runs is None,
@@ -33,8 +40,10 @@ FUNCTIONS = (
     Rule("evaluate_every evaluate", lambda c, evaluate, on_round: c.evaluate_every is not None and evaluate is None,
          "evaluate_every={0.evaluate_every!r} needs evaluate=, a function of the model that returns names and numbers; "
          "give it, or leave evaluate_every out"),
-    Rule("until evaluate", lambda c, evaluate, on_round: c.until.metrics and evaluate is None and on_round is None,
-         "until={0.until!r} needs evaluate=, a function of the model that returns names and numbers"),
+    Rule("until evaluate readers",
+         lambda c, evaluate, on_round: c.until.metrics and evaluate is None and on_round is None and not c.readers,
+         "until={0.until!r} needs evaluate=, a function of the model that returns names and numbers, or readers=, of whom one "
+         "evaluates"),
 )
 """Settings, and functions of the user's: `evaluate` and `on_round`."""
 SERVERLESS = (
@@ -50,6 +59,9 @@ SERVERLESS = (
 )
 """Settings that need a server, where workers fold without one."""
 BY_TORCH = (
+    Rule("strategy", lambda c: not c.strategy.sends_as_ddp,
+         "{0.strategy.name} between hosts or on GPUs: torch's DDP reduces, in bf16 and fp16 at most; take one of these, "
+         "or sync_sgd, which packs by any codec"),
     Rule("engine strategy", lambda c: c.place.elsewhere,
          "{0.strategy.name} on Ray: its workers are one group of torch.distributed; take sync_sgd, which computes the same, or "
          "Ray Train's own prepare_model"),
@@ -122,8 +134,8 @@ TABLES = (
 BY_CLIENT = (
     Rule("state", lambda s, clients: s.send.control and clients.state is None,
          "{0.name}: each client keeps its control variate; say ps.Clients(..., state='keep')"),
-    Rule("combine", lambda s, clients: s.combine.robust,
-         "ps.Clients and {0.name}: a worker adds up what its clients moved, so one client could move that anywhere; use "
+    Rule("combine", lambda s, clients: not s.combine.adds_up,
+         "ps.Clients and {0.name}: a worker adds up what its clients moved, so what one of them sent is not to be had; use "
          "combine= for sites, whose loop says worker.contribute(samples=...)"),
     Rule("clients_min deadline_s", lambda s, clients: s.gather.in_rounds and (s.gather.least or s.gather.deadline_s),
          "{0.name} ({0.gather}) counts sites, and clients of ps.Clients are not workers: say ps.Clients(clients_min=...), or "

@@ -35,6 +35,8 @@ from plesio.strategy.rules import why_not
 SEED_MAX = 2**63 - 1
 SERVERS_MAX = 64
 EVALUATE_S = 0.5
+NEWEST = "newest"
+"""`resume=`: the newest run under `runs` that did not finish; given the folder `runs` itself, it means the same."""
 STRATEGY = (
     'How workers keep step: a name that `plesio strategies` lists, with settings if wanted: "local_sgd(every=16)".'
 )
@@ -138,10 +140,26 @@ class RunConfig:
         help="Seconds after which any wait of a process for another ends in a DeadlineError.",
         metavar="SECONDS",
     )
+    leave_s: float = setting(
+        30.0,
+        help="Seconds that a worker has to leave in good order after SIGTERM (`Worker.leave`), before it ends at once.",
+        metavar="SECONDS",
+    )
     threads: int | None = setting(
         None,
         help="How many torch has in each process; left out: its share of the cores.",
         metavar="N",
+    )
+    readers: bool | str | None = setting(
+        None,
+        Option(
+            "--readers",
+            "Where those who only read the run find it (ps.read).",
+            "HOST:PORT",
+            str | None,
+        ),
+        kind=bool | str | None,
+        example="True, for readers of this host, or 'HOST:PORT'",
     )
     servers: int = setting(
         1,
@@ -160,11 +178,17 @@ class RunConfig:
         "auto: process where checkpoints are kept, the model has no tables, and it can be.",
         words=("auto", "none", "process"),
     )
-    resume: Path | None = setting(
+    resume: Path | str | None = setting(
         None,
-        Option("--resume", "Go on from the newest checkpoint of that run folder.", "RUN", Path | None),
-        kind=Path | None,
-        example="the folder of a run that kept checkpoints",
+        Option(
+            "--resume",
+            "Go on from the newest checkpoint of that run folder; newest: of the newest run of the same strategy and function "
+            "in --runs that did not finish, so that one command line begins, goes on, and is done.",
+            "RUN|newest",
+            str | None,
+        ),
+        kind=Path | str | None,
+        example="the folder of a run that kept checkpoints, or 'newest'",
     )
     runs: Path | None = setting(
         None,
@@ -200,11 +224,14 @@ class RunConfig:
             given["until"] = Until()
         if isinstance(given["pace"], (int, float)):
             given["pace"] = Pace(step_s=given["pace"])
+        given["readers"] = given["readers"] or None
         if isinstance(given["faults"], list):
             given["faults"] = tuple(given["faults"])
         for name in ("resume", "runs"):
-            if isinstance(given[name], str):
+            if isinstance(given[name], str) and (name, given[name]) != ("resume", NEWEST):
                 given[name] = Path(given[name])
+        if given["resume"] is not None and given["resume"] == given["runs"]:
+            given["resume"] = NEWEST
         vars(self).update(given)  # the class is frozen
 
     def _check_refused(self) -> None:
@@ -227,7 +254,7 @@ class RunConfig:
             if not WHOLE.holds(value) or not least <= value <= largest:
                 to = f" to {largest}" if largest < inf else ""
                 raise ConfigurationError(f"{name}={value!r}: a whole number from {least}{to}")
-        for name in ("evaluate_every_s", "timeout_s"):
+        for name in ("evaluate_every_s", "timeout_s", "leave_s"):
             value = getattr(self, name)
             if value is None and name == "evaluate_every_s":
                 continue
@@ -295,6 +322,10 @@ class RunConfig:
         """How many processes have a worker's number for the user: those of one island that all-reduce have."""
         return self.ranks if self.strategy.every.among_ranks else self.workers
 
+    def number_of(self, worker: int, rank: int) -> int:
+        """That of one of them."""
+        return rank if self.strategy.every.among_ranks else worker
+
     @property
     def together(self) -> int:
         """How many batches a lease counts as one: those of a step that all processes of an island take."""
@@ -327,13 +358,6 @@ class RunConfig:
     def stealing(self) -> bool:
         """Whether fast workers take more of the data, in a phase at least."""
         return self.data != "shards" and not all(phase.in_lock_step for phase in self.strategy.phases)
-
-    def in_words(self) -> str:
-        """The settings, but for the strategy and what is not asked for."""
-        given = {
-            name: value for name, value in vars(self).items() if name != "strategy" and value not in (None, (), Until())
-        }
-        return ", ".join(f"{name}={value}" for name, value in given.items())
 
     def as_document(self) -> dict[str, Any]:
         """The settings as run.toml holds them: the strategy in words and as data, and what is not None of the rest."""

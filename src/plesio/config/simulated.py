@@ -45,6 +45,7 @@ class Simulated(Engine):
     refuses: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("faults", "pace"), OF_PROCESSES),
         "ranks": "is for processes of this host: a simulated worker is one greenlet",
+        "readers": "is for processes of this host: virtual time passes in a moment",
         "threads": "is for processes of this host; a simulated run has one",
         "workers_max": (
             "is for processes of this host, and for ps.join; in a simulated run the cluster says who is there when: "

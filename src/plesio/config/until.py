@@ -67,8 +67,11 @@ class Until:
         """The metric and the value that count as success, if any."""
         return next(iter(self.metrics.items()), None)
 
-    def reached(self, done: Mapping[str, float], metrics: Mapping[str, float]) -> str | None:
-        """Why the run is over, if it is; `done`: its seconds, steps and samples so far; `metrics`: the last measured.
+    def reached(
+        self, done: Mapping[str, float], metrics: Mapping[str, float], more_may_come: bool = False
+    ) -> str | None:
+        """Why the run is over, if it is; `done`: its seconds, steps and samples so far; `metrics`: the last measured. Without
+        that of a target it raises, unless `more_may_come`.
 
         >>> until = Until(steps=100, accuracy=0.9)
         >>> until.reached({"steps": 40}, {"accuracy": 0.8}), until.reached({"steps": 100}, {})
@@ -76,6 +79,8 @@ class Until:
         """
         for name, wanted in self.metrics.items() if metrics else ():
             if name not in metrics:
+                if more_may_come:
+                    continue
                 raise MetricMissingError(f"until {name}={wanted:g}: {unknown_name('metric', name, metrics)}")
             if is_met(name, metrics[name], wanted):
                 return f"{name} {all_digits(wanted)} reached"

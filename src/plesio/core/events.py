@@ -62,11 +62,12 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag="J", gc=False):
 
 
 class Left(msgspec.Struct, frozen=True, array_like=True, tag="L", gc=False):
-    """A worker process ended (`died` = False: it finished its training function)."""
+    """A worker process ended (`died` = False: it finished its training function; `early`: it left before that, in good order)."""
 
     worker: int
     incarnation: int
     died: bool
+    early: bool = False
 
 
 class Pushed(msgspec.Struct, frozen=True, array_like=True, tag="P", gc=False):

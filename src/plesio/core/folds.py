@@ -17,6 +17,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
     weight: float
     batches: tuple[Batch, ...]
     counts: bool
+    came_s: float
 
 
 class Folds:
@@ -33,8 +34,9 @@ class Folds:
         self._workers = workers
         self._scale_of_one = self._scale(1, workers)
 
-    def of(self, version: int, counting: list[Pending]) -> Fold:
-        """Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first."""
+    def of(self, version: int, counting: list[Pending], missing: float = 0.0) -> Fold:
+        """Members are in seat order where they lie waiting, so that a round's sum does not depend on who came first. They move by
+        their part of the weight of all that are there, of whom others weigh `missing`."""
         count = len(counting)
         if count == 1:
             total = counting[0].weight
@@ -48,6 +50,8 @@ class Folds:
             scale = self._scale(count, self._workers)
         if not self._normalised:
             scale *= total / count
+        if missing:
+            scale *= total / (total + missing)
         return Fold(version, members, scale, total if self._held else None)
 
     def _member(self, version: int, one: Pending, share: float) -> Member:

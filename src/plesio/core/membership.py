@@ -48,6 +48,9 @@ class Seat:
         arrived: the highest number that came in. A number that was called off may still come in.
         called_off: a step was called off, and its worker may not know yet.
         owed: what is done for it once the contribution that it is at is folded, or called off.
+        weight: of the last contribution that counted.
+        came_s: when its last contribution came; `period_s`: how long it took, without waiting for the answer before.
+        answered_s: when it was last told to go on.
         samples: behind the last contribution that had any. A second optimizer's contribution is of the same samples.
     """
 
@@ -65,6 +68,10 @@ class Seat:
     called_off: bool = False
     owed: tuple[Effect, ...] = ()
     samples: int = 0
+    weight: float = 0.0
+    came_s: float = 0.0
+    answered_s: float = 0.0
+    period_s: float = 0.0
 
     def take_owed(self) -> tuple[Effect, ...]:
         owed, self.owed = self.owed, ()
@@ -93,6 +100,12 @@ class Membership:
     def finished(self) -> int:
         """How many workers have finished their work."""
         return len(self._finished_s)
+
+    @property
+    def period_s(self) -> float:
+        """How long members usually take to a contribution: the median of those that have sent one."""
+        periods = sorted([seat.period_s for seat in self.seats.values() if seat.period_s])
+        return periods[len(periods) // 2] if periods else 0.0
 
     def join(self, worker: int, incarnation: int, version: int, now_s: float) -> Seat | None:
         """Its seat; None if it, or a later incarnation, was seen before."""
@@ -123,8 +136,9 @@ class Membership:
             self._one_fewer_at_slowest()
         return seat
 
-    def pushed(self, seat: Seat, number: int) -> None:
-        """`seat` completed a clock and waits for the answer to contribution `number`."""
+    def pushed(self, seat: Seat, number: int, now_s: float, since_s: float) -> None:
+        """`seat` completed a clock, begun at `since_s`, and waits for the answer to contribution `number`."""
+        seat.period_s, seat.came_s = now_s - since_s, now_s
         seat.waiting = seat.arrived = number
         seat.called_off = False  # it sends the one after that
         seat.next_number = number + 1
@@ -143,11 +157,12 @@ class Membership:
         self.slowest, self._at_slowest = 0, len(self.seats)
         for seat in self.seats.values():
             seat.clock, seat.computing, seat.samples = 0, version, 0
+            seat.weight = seat.period_s = 0.0  # other rules weigh otherwise, and take as long as they take
 
     def answered(self, seat: Seat, now_s: float) -> None:
         """`seat` goes on; while it waited it had nothing to say, so its silence is counted from now."""
         seat.waiting = None
-        seat.heard_s = now_s
+        seat.heard_s = seat.answered_s = now_s
         self.waiting -= 1
 
     def _one_fewer_at_slowest(self) -> None:

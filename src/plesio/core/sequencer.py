@@ -109,7 +109,7 @@ class Sequencer:
 
     def _begin(self) -> None:
         """Decide by these rules from now on; nothing is pending."""
-        strategy = self.phases.strategy
+        strategy = self.strategy
         self.leases.stealing = self.stealing and not strategy.in_lock_step
         self._admit = strategy.admit
         self._weigh = strategy.weigh
@@ -123,10 +123,13 @@ class Sequencer:
         self._folds = Folds(strategy, self.workers, self._holds)
         self._pending: list[Pending] = []
         self._orphans = 0  # pending contributions whose worker is gone
-        self._grace_s = strategy.gather.grace_s
+        self._has_grace = strategy.gather.has_grace
+        self._by_work = strategy.outer.by_work
+        self._from_answer = strategy.every.answered
         self.grace_until_s = NEVER_S
         """When what has come is to be folded, whoever is missing; where that is not enough, how long the others wait."""
         self._overdue = False  # the deadline of this round is over
+        self._in_grace = False  # enough have come for this round
         self._short = False  # all have waited in this round for workers that are missing
         self._released_at = -1  # the slowest clock at the last look through the waiting workers
         self._count_anew()
@@ -162,6 +165,18 @@ class Sequencer:
         sequencer.phases = Phases(strategy, state.phase, state.version)
         sequencer._begin()
         return sequencer
+
+    def gone_back(self, state: SequencerState) -> Self:
+        """One that continues in its place from a checkpoint."""
+        silence_s, workers = self.members.silence_s, state.leases.workers
+        sequencer = self.restore(self.phases.whole, workers, state, self.stealing, silence_s)
+        sequencer.leases.lone = self.leases.lone
+        return sequencer
+
+    @property
+    def strategy(self) -> Strategy:
+        """The one whose rules hold."""
+        return self.phases.strategy
 
     @property
     def unfolded(self) -> list[Pushed]:
@@ -309,7 +324,8 @@ class Sequencer:
             self._refuse(event, seat)
             return
         assert seat.waiting is None, "a worker waits for one answer at a time"
-        members.pushed(seat, event.number)
+        goes_by_itself = event.adopted_at and not self._from_answer  # and did not wait for its answer
+        members.pushed(seat, event.number, self._now_s, seat.came_s if goes_by_itself else seat.answered_s)
         seat.staleness = self.version - (seat.before if event.adopted_at else seat.computing)
         assert seat.staleness >= 0, "nothing is computed from a version to come"
         batches = self.leases.consume(event.worker, event.batches) if event.batches else ()
@@ -339,7 +355,7 @@ class Sequencer:
         seat.verdict = verdict
         self._discard(event.worker, event.incarnation, event.number, verdict, seat.staleness, event.samples)
         if self._after_fold and self._admit.admits(self.version - seat.computing):
-            self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
+            self._pending.append(Pending(event, seat.computing, 0.0, (), False, self._now_s))
         elif self._after_fold:
             self._grant(seat)
 
@@ -348,7 +364,7 @@ class Sequencer:
         seat.verdict = _TAKEN
         self.leases.folded(batches)
         if self._after_fold:
-            self._pending.append(Pending(event, seat.computing, 0.0, (), counts=False))
+            self._pending.append(Pending(event, seat.computing, 0.0, (), False, self._now_s))
 
     def _take(self, event: Pushed, seat: Seat, batches: tuple[Batch, ...]) -> None:
         seat.verdict = _TAKEN
@@ -358,9 +374,9 @@ class Sequencer:
             work = seat.samples or event.steps or 1
             arrival = Arrival(seat.staleness, self.workers, work, self.version, self.leases.epochs_done)
             weight = self._weigh.weight(arrival)
-        self._pending.append(Pending(event, self.version - seat.staleness, weight, batches, counts=True))
-        if event.rows:
-            self._effects += self._rows.stepped_at_once(event)
+        seat.weight = weight
+        self._pending.append(Pending(event, self.version - seat.staleness, weight, batches, True, self._now_s))
+        self._effects += self._rows.stepped_at_once(event) if event.rows else ()
         if self._holds:
             self._effects.append(events.Hold(event.worker, event.number, weight))
 
@@ -368,7 +384,7 @@ class Sequencer:
 
     def _settle(self) -> None:
         if self._pending and self.held is None:
-            due = len(self._pending) >= self._wanted and (self._grace_s is None or self._all_came())
+            due = len(self._pending) >= self._wanted and (not self._has_grace or self._all_came())
             if due and (self._gather.least is None or self._enough):
                 self._fold()
             elif self._gather.deadline_s is not None or self._gather.least is not None:
@@ -404,7 +420,7 @@ class Sequencer:
             self.grace_until_s = min(self.grace_until_s, self._now_s + self._gather.deadline_s)
         if self._enough or self.members.waiting < len(self.members.seats):
             return
-        if self._ends:
+        if self._ends or self.draining:
             self._drop_pending()
             return
         first, self._short = not self._short, True
@@ -420,7 +436,7 @@ class Sequencer:
     def _drop_pending(self) -> None:
         """The round makes no version, and whoever waits for it goes on."""
         came, self._pending, self._orphans = self._pending, [], 0
-        self.grace_until_s = NEVER_S
+        self.grace_until_s, self._in_grace = NEVER_S, False
         self._count_anew()
         for one in came:
             event = one.event
@@ -443,8 +459,10 @@ class Sequencer:
     def _all_came(self) -> bool:
         """Whether all have come, or nothing has that counts; else the round is in its grace, from the first time on."""
         missing = self.members.waiting < len(self.members.seats) and any(one.counts for one in self._pending)
-        if missing and self._grace_s is not None:
-            self.grace_until_s = min(self.grace_until_s, self._now_s + self._grace_s)
+        if missing and self._has_grace and not self._in_grace:
+            self._in_grace = True
+            grace_s = self._gather.grace(self._now_s - self._pending[0].came_s, self.members.period_s)
+            self.grace_until_s = min(self.grace_until_s, self._now_s + grace_s)
         return not missing
 
     def _count_anew(self) -> None:
@@ -459,16 +477,17 @@ class Sequencer:
 
     def _fold(self) -> None:
         came, self._pending = self._pending, []
-        self.grace_until_s, self._overdue, self._short = NEVER_S, False, False
+        self.grace_until_s, self._overdue, self._short, self._in_grace = NEVER_S, False, False, False
         if self._orphans:
             self._orphans = 0
             self._count_anew()
         counting = [one for one in came if one.counts]
         if counting:
             self.version += 1
-            self._effects.append(self._folds.of(self.version, counting))
-            if self.version >= self.phases.due_at:
-                self.draining = self.phases.due(self.version, self._now_s)
+            missing = self._missing_weight(counting) if self._by_work else 0.0
+            self._effects.append(self._folds.of(self.version, counting, missing))
+            if self.version >= self.phases.due_at and self.phases.due(self.version, self._now_s):
+                self.draining = True
             for one in counting:
                 if one.batches:
                     self.leases.folded(one.batches)
@@ -481,6 +500,11 @@ class Sequencer:
                     self._grant(seat)
         if self._cancels and counting:
             self._call_off(self.members.seats.values())
+
+    def _missing_weight(self, counting: list[Pending]) -> float:
+        """What those who are there and not among these weighed the last time."""
+        came = {one.event.worker for one in counting}
+        return sum([seat.weight for seat in self.members.seats.values() if seat.worker not in came])
 
     def _end_round(self) -> None:
         """The version is made, and somebody looks at it before anybody goes on."""

@@ -13,19 +13,24 @@ from numba import njit
 BLOCK = 256
 MAGNITUDE = np.int32(0x7FFFFFFF)
 NOTHING = np.empty(0, np.float32)
-"""In place of an error memory."""
+"""In place of an error memory, or of zeros in `now`."""
 
 
 @njit(cache=True, nogil=True)
 def _whole_numbers(start, now, held, most, block, bits, whole, one):
     """The numbers of one block as whole ones; the scale."""
     count = start.size
-    if held.size:
+    if held.size and now.size:
         for place in range(count):
             block[place] = start[place] - now[place] + held[place]
-    else:
+    elif held.size:
+        for place in range(count):
+            block[place] = start[place] + held[place]
+    elif now.size:
         for place in range(count):
             block[place] = start[place] - now[place]
+    else:
+        block[:count] = start
     largest = np.int32(0)
     for place in range(count):
         largest = max(largest, bits[place] & MAGNITUDE)
@@ -106,12 +111,14 @@ def pack_largest(start, now, delta, keeps, places, values):
     """Moves the largest of `delta` (after `start - now` was added, or put there) to `values`. The limit is found by counting
     magnitudes by their upper 11 bits, and those of the bin in which it lies by the others."""
     bits, counts = delta.view(np.int32), np.zeros((2, 2048), np.int64)
-    if keeps:
+    if not keeps:
+        delta[:] = 0.0
+    if now.size:
         for place in range(delta.size):
             delta[place] += start[place] - now[place]
     else:
         for place in range(delta.size):
-            delta[place] = start[place] - now[place]
+            delta[place] += start[place]
     for place in range(delta.size):  # two tables: to count the same bin twice in a row would wait
         counts[place & 1, (bits[place] & MAGNITUDE) >> 20] += 1
     total = counts[0] + counts[1]

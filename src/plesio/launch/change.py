@@ -85,7 +85,7 @@ def _lost(saved: Saved, was: Strategy, now: Strategy, config: RunConfig) -> Iter
     """Which state does not go on as it was, and why (`plesio.memory.taking_over`)."""
     manifest, data = saved.manifest, saved.manifest.order.leases
     yield from lost(was, now, manifest.numbers, manifest.workers)
-    if was.send.stepped and not was.every.by_client:
+    if was.keeps_inner_state:
         yield from _lost_of_workers(saved.holders, now.send.stepped, config.seats)
     under_way = config.data != "new" and (any(data.waiting) or data.returned)
     if (len(manifest.progress) == 1) != (config.seats == 1) and under_way:

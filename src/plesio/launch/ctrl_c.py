@@ -13,15 +13,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+from plesio.errors import RunInterrupted
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """A signal that ends the run, or the program, at once: `number`."""
+    """A signal that ends the run, or the program, at once: `number`. `doing`: what was being done, as far as that is known."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, doing: str = "") -> None:
         super().__init__()
         self.number = number
+        self.doing = doing
+
+
+@contextmanager
+def told(doing: str) -> Iterator[None]:
+    """Within it that is being done: a signal that ends the program says so."""
+    try:
+        yield
+    except EndedBySignal as stop:
+        stop.doing = stop.doing or doing
+        raise
 
 
 def end_at_once(number: int, _: object = None) -> None:
@@ -38,13 +51,14 @@ def stay_deaf() -> None:
 
     def handle(number: int, _: object) -> None:
         if os.getpid() != own:
-            _handle_as(number, signal.SIG_DFL)
+            handle_as(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, handle)
 
 
-def _handle_as(number: int, handler: Any) -> None:
+def handle_as(number: int, handler: Any) -> None:
+    """Let this handler have the signal, as if there had been no other."""
     signal.signal(number, handler)
     signal.raise_signal(number)
 
@@ -76,6 +90,12 @@ class CtrlC:
             signal.signal(number, handler)
 
     @contextmanager
+    def at_once(self, doing: str = "") -> Iterator[None]:
+        """Inside, the first one ends the run, for there is nothing to lose yet; `doing` says what was being done."""
+        with told(doing), self.telling(lambda: end_at_once(self.number)):
+            yield
+
+    @contextmanager
     def telling(self, first: Callable[[], object]) -> Iterator[None]:
         """Inside, `first` is called at the first one, between two steps of the interpreter; if it came before, now."""
         self._first = first
@@ -88,7 +108,7 @@ class CtrlC:
 
     def _handle(self, number: int, _: object) -> None:
         if os.getpid() != self._process:  # a process that the training function forked
-            _handle_as(number, self._before[number])
+            handle_as(number, self._before[number])
             return
         if self.pressed and number == signal.SIGHUP:
             return  # a terminal that closes may send it twice: to its session's leader and to the foreground's processes
@@ -99,6 +119,12 @@ class CtrlC:
                 self._first()
         elif self.pressed == 2:
             end_at_once(number)
+
+
+def in_words(stop: EndedBySignal | RunInterrupted) -> str:
+    """What a program says that it ends."""
+    doing = f" while {stop.doing}" if isinstance(stop, EndedBySignal) and stop.doing else ""
+    return f"ended by {name_of(stop.number)}{doing}{f': {stop}' if str(stop) else ''}"
 
 
 def name_of(number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plesio.launch.participation import Participation
 from plesio.transport.island_group import IslandGroup
 from plesio.worker.island import Island
+from plesio.worker.rank import Rank
 
 
 class GatheringContext(Participation):
@@ -17,7 +18,8 @@ class GatheringContext(Participation):
 
     def gather(self, group: IslandGroup, local_rank: int) -> None:
         """This process is a rank of an island, whose ranks agree by `group`."""
-        self._is_of(Island(self.state, group.rank, group.ranks, local_rank, group))
+        island = Island(self.state, group.rank, group.ranks, local_rank, group)
+        self.island, self._as_rank = island, Rank(island, self.state, self._strategy)
         if self._strategy.every.among_ranks:  # workers that all-reduce among themselves are numbered by their ranks
             self.rank, self.workers = group.rank, group.ranks
             self.state.together = group.ranks

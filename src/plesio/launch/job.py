@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 from plesio.config import RunConfig
 from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError
-from plesio.observe.clients import ClientBook
+from plesio.observe.clients import ClientBook, Visit
 from plesio.observe.logbook import Logbook
-from plesio.observe.standing import ALL, Standing
+from plesio.observe.standing import ALL, ReaderNow, Standing
 from plesio.observe.summary import Evaluation, Incident, Logged, lower_is_better
 from plesio.observe.totals import Totals
 from plesio.protocol.launcher import Final, Lately, Progress, SwitchRequest, ToServer
@@ -31,7 +32,7 @@ class Listening:
     `token`: what they have to prove that they know; `credentials`: for TLS, None without; `rejoin_s`: how long a run whose
     workers are all gone waits for one of them; `trusts`: whether a worker may send code, as the structure of its model is,
     which evaluating takes: on Ray, where whoever is in the cluster runs code anyway; `servers_join`: how many of the run's
-    table servers come, too, the last ones.
+    table servers come, too, the last ones; `workers_token`: where readers come, that of workers.
     """
 
     host: str
@@ -41,6 +42,7 @@ class Listening:
     rejoin_s: float
     trusts: bool = False
     servers_join: int = 0
+    workers_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Job:
     """Whether somebody looks at each version before the next round begins."""
     keeping: Keeping = Keeping()
     listening: Listening | None = None
+    reading: Listening | None = None
+    """Where it waits for those who only read it, and with which token of theirs."""
     sources: bytes = field(default=b"", repr=False)
     """The random sources as a lone worker finds them; empty: they are seeded."""
     log_level: int | None = None
@@ -115,6 +119,8 @@ class Outcome:
     begun_s: float | None = None
     """When training began, on the monotonic clock; None where time is virtual."""
     start_up_s: float = 0.0
+    starting: str = ""
+    """What was being done, where training had not begun."""
     evaluate_raised: str = ""
     """What `evaluate` did, if it did: its class and message, and a traceback."""
     returned: dict[int, Any] = field(default_factory=dict)
@@ -123,6 +129,14 @@ class Outcome:
     interrupted: bool = False
     """By Ctrl-C: what there is may be kept, but nobody waits for it."""
 
+    def visited(self, visits: Iterable[Visit]) -> None:
+        """Clients were."""
+        self.clients.add(visits)
+
+    def hands_over(self, state_dict: dict[str, torch.Tensor], tables: dict[str, Table]) -> None:
+        """The model as it was left."""
+        self.state_dict, self.tables = state_dict, tables
+
     def judged(self, evaluation: Evaluation, raised: str, live: Live) -> None:
         """A snapshot was judged, or `evaluate` raised; the first time that is told."""
         live.metrics = {**live.metrics, **evaluation.metrics}  # not each has to measure everything
@@ -130,7 +144,9 @@ class Outcome:
         if not raised:
             last = self.history[-1] if self.by_count and self.history else None
             if last is None or (last.version, last.metrics) != (evaluation.version, evaluation.metrics):
-                self.history.append(evaluation)
+                insort(
+                    self.history, evaluation, key=lambda one: one.time_s
+                )  # several may judge, each as fast as it can
             if spread := self.clients.spread(lower_is_better):
                 self.logged.add(Logged(evaluation.time_s, ALL, 0, spread))
         elif not self.evaluate_raised:
@@ -153,6 +169,8 @@ class Live:
     evaluate_raised: str = ""
     book: Logbook = field(default_factory=Logbook, repr=False)
     """What workers logged."""
+    readers: tuple[ReaderNow, ...] = ()
+    """Who only reads it."""
     workers: int = 0
     """How many workers the run is to have, as it was begun or last scaled."""
     totals: Totals = field(default_factory=Totals, repr=False)
@@ -172,6 +190,10 @@ class Live:
     """Tells the server what whoever watches the run wants of it."""
     phases: tuple[str, ...] = ()
     """What the phases of the strategy are called, if it has any (`ps.phases`)."""
+
+    @classmethod
+    def of(cls, config: RunConfig, book: Logbook, time_s: float = -1.0) -> Live:
+        return cls(time_s, workers=config.workers, book=book, phases=phase_names(config.strategy))
 
     def stands(self, told: Progress | Final) -> None:
         """So the run stands now."""

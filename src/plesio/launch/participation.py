@@ -7,6 +7,7 @@ it asks.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -17,36 +18,27 @@ from torch import nn
 
 from plesio.errors import PlesioError, StopRun, error_class
 from plesio.memory.blocks import arenas
-from plesio.protocol.worker import (
-    Farewell,
-    GroupGiven,
-    Hello,
-    LeaseReply,
-    LeaseRequest,
-    Refused,
-    RowsServed,
-    StateGiven,
-    Welcome,
-)
+from plesio.protocol.worker import Farewell, Hello, LeaseReply, LeaseRequest, Refused, ToWorker
+from plesio.reading.place import ReadingPlace
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every
 from plesio.system.memory import SharedBlock
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.optimizer_spec import has_momentum
-from plesio.worker.context import Taking, introduction
+from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.builders import exchange_of
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.exchanges.making import Making
 from plesio.worker.exchanges.place import Place
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
-from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.rank import Rank
-from plesio.worker.state import WorkerState
+from plesio.worker.state import LEAVES, WorkerState
 
-Reply = TypeVar("Reply", Welcome, LeaseReply, RowsServed, StateGiven, GroupGiven)
+LOOK_S = 0.2  # how often a worker that waits for the beginning looks whether it is to leave
+Reply = TypeVar("Reply", bound=ToWorker)
 
 
 class Participation(ABC):
@@ -87,21 +79,21 @@ class Participation(ABC):
         self.now_s = timer.now_s
         self._timer = timer
         self._strategy = strategy
-        self._is_of(Island(self.state, local_rank=rank))
-
-    def _is_of(self, island: Island) -> None:
-        """The worker is this process, or these."""
-        self.island, self._as_rank = island, Rank(island, self.state, self._strategy)
+        self._as_rank = Rank.lone(self.state, strategy, rank)
+        self.island = self._as_rank.island
 
     @property
     def strategy(self) -> Strategy:
         """That of the phase that this worker is in."""
         exchange = self._exchange
-        return exchange.strategy if isinstance(exchange, ServerExchange) else self._strategy.phases[0]
+        return exchange.strategy if isinstance(exchange, ServerExchange) else self._strategy.first
 
     @property
     def in_parts(self) -> bool:
         return not self._stealing or self.strategy.in_lock_step
+
+    read_at: ReadingPlace | None = None
+    """Where the run can be read, if it can."""
 
     # What differs
 
@@ -116,6 +108,14 @@ class Participation(ABC):
         """The server's next message, where workers fold among themselves."""
         raise NotImplementedError
 
+    def _await(self, come: Callable[[float], bool]) -> None:
+        """Wait until something has come, as it says within so many seconds, before training begins: others may be long in coming,
+        and this worker may be told to leave meanwhile. `StopRun` if it is."""
+        end_s = time.monotonic() + self._timeout_s
+        while not come(LOOK_S) and time.monotonic() < end_s:
+            if self.state.leaves():
+                raise StopRun(LEAVES)
+
     @abstractmethod
     def _leased(self, request: LeaseRequest) -> LeaseReply:
         """Ask the server for data, unless that was done `ahead`, and wait for the reply."""
@@ -128,19 +128,16 @@ class Participation(ABC):
         return self.now_s() - self._begun_s if self._begun_s is not None else 0.0
 
     def leave(self) -> None:
-        self._bell.send(Farewell())
+        self._bell.send(Farewell(early=self.state.early))
 
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        self._as_rank.check(given)
-        hello, carried, tensors = introduction(self.state.worker, self._strategy, given, self._shows, self._plain)
-        hello = self._as_rank.take_part(hello, given, tensors)
+        hello, carried, tensors = self._as_rank.introduction(given, self._shows, self._plain)
         place = self._seated(given, hello, carried)
         self._fetch, self.states = place.state, place.states
         hand_over(given.optimizer, carried, tensors, place.initial, place.first, **self._as_rank.brings)
-        if place.first and place.rows is not None:
-            place.rows.bring_from(given.model)
+        place.bring_from(given.model)
         self.late = self._strategy.goes_on(self.away, has_momentum(given.optimizer))
         exchange = self._exchange = exchange_of(self._making(given, tensors, place, used))
         self._as_rank.arrive()
@@ -154,7 +151,6 @@ class Participation(ABC):
         return Making(
             state=self.state,
             workers=self.workers,
-            island=self.island,
             strategy=self._strategy,
             every=self._every,
             model=given.model,
@@ -179,6 +175,8 @@ class Participation(ABC):
         """Ask the server; what was done since is told first, so that it need not be asked about."""
         if self.state.stopped and not self.inline:
             raise StopRun("the run is over")  # also for a loop without end
+        if not self._strategy.every.by_client and self.state.leaves():
+            raise StopRun(LEAVES)
         if self._exchange is not None:
             self._exchange.report()
         self.state.epochs = request.epoch + 1 if request.most else self.state.epochs

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from safetensors.torch import load_file
 
 from plesio.config import RunConfig
 from plesio.config.evaluations import Rounds
@@ -19,12 +20,13 @@ from plesio.errors import NonFiniteError, PlesioError
 from plesio.launch.job import Outcome
 from plesio.launch.simulated.whatif import advice
 from plesio.observe.files import RunFolder
+from plesio.observe.history import read_summary
 from plesio.observe.summary import Summary
 from plesio.observe.tables import run_table
 from plesio.protocol.launcher import Final
 from plesio.strategy import Strategy
 from plesio.tables.converted import weights_of
-from plesio.tables.file import files_of
+from plesio.tables.file import files_of, load_rows, spec_of
 from plesio.tables.module import Table
 from plesio.worker.warn import warn, warn_at_end
 
@@ -70,6 +72,8 @@ class Run(Figures):  # type: ignore[misc]  # its own attributes are not frozen
         tables: the model's tables (`ps.Table`) by name, with their rows; they need no run.
         folder: where it was written, or None.
         lacking: the files of that folder that could not be written, as on a full disk.
+        resume: what to pass as `resume=` to go on from its last checkpoint; None if there is none.
+        behind: how many versions that one is behind; 0 where it was written at the end.
         returned: what `train` returned, by worker. None for a worker that died, was still training at the end, or joined from
             elsewhere. None, too, for what cannot be pickled or takes more than 16 MB.
 
@@ -93,6 +97,8 @@ class Run(Figures):  # type: ignore[misc]  # its own attributes are not frozen
         self.state_dict = state_dict
         self.folder = folder
         self.lacking = list(lacking)
+        self.resume: Path | None = None
+        self.behind = 0
 
     def __str__(self) -> str:
         return run_table(self.summary, self.folder, lacking=self.lacking)
@@ -135,6 +141,23 @@ def result_of(config: RunConfig, outcome: Outcome, folder: RunFolder | None, adv
     return Run(summary, outcome.state_dict, folder.path if folder else None, returned, outcome.tables, [*lacking])
 
 
+def written(folder: Path) -> Run:
+    """The finished run in that folder, but for what its training functions returned.
+
+    Raises:
+        NonFiniteError: as that run did.
+    """
+    summary, weights = read_summary(folder), folder / "weights.safetensors"
+    tables = {
+        (spec := spec_of(path)).name: Table.of(spec, load_rows(path, spec))
+        for path in folder.glob("table-*.safetensors")
+    }
+    returned = [None] * len(summary.workers)
+    done = Run(summary, load_file(weights) if weights.is_file() else {}, folder, returned, tables)
+    check_finite(done)
+    return done
+
+
 def check_finite(done: Run) -> None:
     """Raise `NonFiniteError` where every contribution was discarded: nothing was trained."""
     discarded = done.summary.discarded.get(Verdict.NOT_FINITE.words, 0)
@@ -148,13 +171,10 @@ def check_finite(done: Run) -> None:
 
 
 def warn_of_nothing(done: Run, resumed: bool) -> None:
-    """Warn where the training functions returned without training anything, each made all of a loop, or batches of other sizes
-    count alike."""
+    """Warn where the training functions returned without training anything, or each made all of a loop."""
     if done.summary.multiplied:
         why = "it makes so many in all. If each worker is to make its whole loop, say worker.count(samples=...) in it"
         warn_at_end(f"{done.summary.multiplied}: {why}")
-    if done.summary.unlike:
-        warn_at_end(done.summary.unlike)
     if resumed and not done.steps:
         warn_at_end(
             f"no step was made: the run had already used up its loop, or its until=, at version {done.version}. If its data is "

@@ -54,7 +54,7 @@ def resumption(job: Job) -> Resumption | None:
     """The newest checkpoint at the place that `job` resumes from, of the same run; None if it begins anew."""
     config, saved = job.config, None
     if config.resume is not None:
-        saved = latest(_checked(config.resume))
+        saved = latest(_checked(Path(config.resume)))
     if config.checkpoint is not None and config.checkpoint.folder is not None:
         check_free(Path(config.checkpoint.folder), saved)
     if saved is None:

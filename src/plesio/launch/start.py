@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import tempfile
 import threading
 import time
@@ -18,15 +19,18 @@ from torch import nn
 from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
 from plesio.config.rules import JOINED, refuse
+from plesio.config.run_config import NEWEST
 from plesio.config.simulated import Simulated
-from plesio.errors import ConfigurationError, RunInterrupted
+from plesio.errors import ConfigurationError, RunInterrupted, RunTerminated
 from plesio.launch.advising import Adviser
 from plesio.launch.checks import check_functions, check_rounds
 from plesio.launch.ctrl_c import CtrlC
+from plesio.launch.exchanges import Exchanges
 from plesio.launch.job import Job, Live, phase_names
 from plesio.launch.local.engine import LocalEngine
 from plesio.launch.local.listen import DoorSockets
 from plesio.launch.local.output import log_level
+from plesio.launch.newest import called, newest, say
 from plesio.launch.result import (
     EvaluateError,
     Run,
@@ -35,15 +39,17 @@ from plesio.launch.result import (
     warn_of_few_rounds,
     warn_of_nothing,
     warn_of_unevaluated,
+    written,
 )
 from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
 from plesio.launch.watching import Watching
 from plesio.observe.comparison import on_staleness
 from plesio.observe.files import RunFolder
-from plesio.observe.provenance import name_of, source_of
+from plesio.observe.provenance import source_of
 from plesio.observe.report import in_rows
 from plesio.observe.sinks import Feeds, Sink
+from plesio.observe.sinks.feed import Follow
 from plesio.observe.surroundings import surroundings
 from plesio.tensors.outer_optimizer import momentum_of
 from plesio.transport.client_states import FOLDER as CLIENTS
@@ -81,6 +87,7 @@ def start(
     since_s: float | None = None,
     model: Callable[[], nn.Module] | None = None,
     on_round: OnRound | None = None,
+    readers: DoorSockets | None = None,
 ) -> Run:
     """Train on this host; with a `door`, and without `train`, on workers that join from elsewhere. A `page` shows what is
     recorded while it goes on. The time to start counts from `since_s` on the monotonic clock, without it from this call."""
@@ -92,58 +99,80 @@ def start(
     if door is not None:
         refuse(JOINED, config, door.listening)
     cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
-    job = Job(
-        config=config,
-        train=train,
-        evaluate=evaluate,
-        model=model,
-        by_round=on_round is not None,
-        listening=door.listening if door is not None else None,
-        log_level=log_level(),
-        sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
-    )
-    begin_from = resumption(job)
-    folder, feeds = None, Feeds(sinks)
-    name, document = name_of(train) if train is not None else "workers that joined", config.as_document()
-    document["run"] |= {"train": name, "plesio": version("plesio")}
-    if config.runs is not None:
-        document["surroundings"] = surroundings(source_of(train))
-        folder = RunFolder(config.runs, document, name, config.in_words(), config.until.target)
-    path = folder.path if folder is not None else None
-    called = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
-    saved = begin_from.saved.manifest if begin_from is not None else None
+    name, feeds = called(train), Feeds(sinks)
     with contextlib.ExitStack() as ending:  # until all is written
+        ctrl_c = ending.enter_context(CtrlC())
+        with ctrl_c.at_once("looking for a checkpoint to go on from"):
+            found = newest(config, train) if config.resume == NEWEST else None
+            if found is not None:
+                if found.finished is not None:
+                    say(found.words)
+                    return written(found.finished)
+                ending.enter_context(found.held or contextlib.nullcontext())
+                config = dataclasses.replace(config, resume=found.place)
+            job = Job(
+                config=config,
+                train=train,
+                evaluate=evaluate,
+                model=model,
+                by_round=on_round is not None,
+                listening=door.listening if door is not None else None,
+                reading=readers.listening if readers is not None else None,
+                log_level=log_level(),
+                sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
+            )
+            begin_from = resumption(job)
+        if found is not None:  # by now a signal finds it at something else
+            say(found.words)
+        document = config.as_document()
+        document["run"] |= {"train": name, "plesio": version("plesio")}
+        folder = None
+        if config.runs is not None:
+            document["surroundings"] = surroundings(source_of(train))
+            folder = RunFolder(config.runs, document, name, config.until.target)
+            ending.callback(folder.close)
+        path = folder.path if folder is not None else None
+        title = path.name if path is not None else f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy.name}"
+        saved = begin_from.saved.manifest if begin_from is not None else None
         job = kept(job, path, _of_clients(config, path, ending), begin_from)
+        feeds.follow(_exchanges_of(job))
         seen_in = path
         if page is not None:
             seen_in = path or Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-")))
             ending.enter_context(page(seen_in))
-        ctrl_c = ending.enter_context(CtrlC())
         before = (saved.steps, saved.samples) if saved is not None else (0, 0)
-        head = _head(config, name, document, job)
+        head = _head(config, name, title, document, job)
         adviser = Adviser(config)
-        seen = ending.enter_context(
-            Watching(config.until, watch, feeds, adviser, before=before, folder=seen_in, head=head)
-        )
-        feeds.begin(called, document)
+        seen = ending.enter_context(Watching(config, watch, feeds, adviser, before=before, folder=seen_in, head=head))
+        feeds.begin(title, document)
         if cluster is not None:
             from plesio.launch.simulated.engine import SimulatedEngine  # greenlets, workers and a server
 
             outcome = SimulatedEngine(job, cluster, seen, ctrl_c, on_round).run()
         else:
             outcome = LocalEngine(
-                job, seen, ctrl_c, door.sockets if door is not None else (), on_round, seen.starting
+                job,
+                seen,
+                ctrl_c,
+                door.sockets if door is not None else (),
+                on_round,
+                seen.starting,
+                readers.sockets if readers is not None else (),
             ).run()
         if outcome.begun_s is not None:
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:
             outcome.incidents[:0] = begin_from.incidents
-        done = result_of(config, outcome, folder, adviser.advice)
-        seen.summary = done.summary if done is not None else None
+        done, place = result_of(config, outcome, folder, adviser.advice), resumable(job)
+        if done is not None:
+            done.resume, done.behind = place, behind(place, done.summary.version, config.workers)
+            seen.summary = done.summary
+            seen.lacks = f", without {', '.join(done.lacking)}" if done.lacking else ""
+            seen.failed = bool(done.lacking or outcome.evaluate_raised)
     if ctrl_c.pressed:
-        place = resumable(job)
-        late = behind(place, done.summary.version, config.workers) if done is not None else 0
-        raise RunInterrupted(done, path, place, ctrl_c.number, late)
+        kind = RunInterrupted if ctrl_c.number == signal.SIGINT else RunTerminated
+        late = done.behind if done is not None else 0
+        raise kind(done, path, place, ctrl_c.number, late, outcome.starting)
     assert done is not None, "a run that was not interrupted has a result"
     if outcome.evaluate_raised:
         raise EvaluateError(outcome.evaluate_raised, done)
@@ -172,9 +201,17 @@ def _of_clients(config: RunConfig, path: Path | None, ending: contextlib.ExitSta
     return Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="plesio-clients-")))
 
 
-def _head(config: RunConfig, name: str, document: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def _exchanges_of(job: Job) -> Follow | None:
+    """What tells sinks of exchanges, where there is a journal."""
+    if not job.keeping.journal:
+        return None
+    return lambda share: Exchanges(Path(job.keeping.journal), share, virtual=job.config.simulated).new
+
+
+def _head(config: RunConfig, name: str, title: str, document: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """What the live page says of the run as a whole."""
     return {
+        "name": title,
         "strategy": config.strategy.name,
         "train": name,
         "temporary": config.runs is None,  # so that its folder's name says nothing

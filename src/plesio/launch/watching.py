@@ -8,21 +8,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from plesio.config.until import Until
+from plesio.config import RunConfig
 from plesio.errors import words_of
 from plesio.launch.job import Live
-from plesio.observe import rows
 from plesio.observe.asked import taken
+from plesio.observe.measures import Number
+from plesio.observe.numbers import Numbers
 from plesio.observe.progress import Display
 from plesio.observe.record import Record
 from plesio.observe.sinks import Feeds, Told
-from plesio.observe.standing import Standing
+from plesio.observe.standing import ReaderNow, Standing
 from plesio.observe.summary import Summary
-from plesio.observe.totals import LIVE_COLUMNS
 
 log = logging.getLogger("plesio")
 LOOK_S = 0.1
 """At most so often sinks and record are told (sinks also at each evaluation) and the page's requests are looked for."""
+NUMBERS_S = 1.0
+"""And of all numbers, those of each worker among them."""
 
 
 class Advises(Protocol):
@@ -46,7 +48,7 @@ class Watching:
 
     def __init__(
         self,
-        until: Until,
+        config: RunConfig,
         watch: Callable[[Live], object] | None,
         feeds: Feeds,
         adviser: Advises,
@@ -57,13 +59,18 @@ class Watching:
     ) -> None:
         self.summary: Summary | None = None
         """What all are told at the end."""
-        self._until, self._watch, self._feeds, self._before = until, watch, feeds, before
+        self.lacks, self.failed = "", False
+        """Which files the run folder lacks, and whether that or anything else spoils the result of a run that came to its end."""
+        self._until, self._watch, self._feeds, self._before = config.until, watch, feeds, before
         self._adviser, self._advice = adviser, ""
-        self._folder, self._head = folder, head
+        self._folder, self._head, self._readers = folder, head, bool(config.readers)
         self._record: Record | None = None
         self._live: Live | None = None
         self._now: Standing | None = None
+        self._there: tuple[ReaderNow, ...] = ()
         self._fed: Told | None = None
+        self._numbers, self._numbers_s = Numbers(), 0.0  # and when they are told next
+        self._numbered: Standing | None = None  # of what they were told last
         self._metrics: dict[str, float] | None = None  # of the last evaluation that the sinks were told of
         self._events = 0
         self._next_s = 0.0
@@ -76,11 +83,12 @@ class Watching:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._live is not None:
-            self._feed(self._live)
+            self._feed(self._live, over=True)
             self._tell(self._live)
         if self._record is not None:
             if error is None:
-                self._record.end(self.summary.ended if self.summary is not None else "interrupted")
+                ended = self.summary.ended if self.summary is not None else "interrupted"
+                self._record.end(f"{ended}{self.lacks}", failed=self.failed)
             elif isinstance(error, KeyboardInterrupt):
                 self._record.end("interrupted")
             else:
@@ -106,7 +114,7 @@ class Watching:
         """Why the run is to stop, as `until` has it."""
         steps, samples = self._before
         done = {"seconds": live.time_s, "steps": live.steps + steps, "samples": live.samples + samples}
-        return self._until.reached(done, live.metrics)
+        return self._until.reached(done, live.metrics, more_may_come=self._readers)
 
     @property
     def due(self) -> bool:
@@ -137,14 +145,28 @@ class Watching:
         elif (phase := asked.partition("switch-")[2]).isdecimal() and int(phase) < len(live.phases):
             live.switch(int(phase), "asked on the live page")
 
-    def _feed(self, live: Live) -> None:
+    def _feed(self, live: Live, over: bool = False) -> None:
         self._metrics = live.metrics
-        own = {f"run/{name}": getattr(live.totals, name) for name in LIVE_COLUMNS if name not in Told._fields}
-        values = {**own, **rows.values(live.totals), **live.logged, **live.metrics}
-        told = Told(live.time_s, live.version, live.steps, live.samples, values)
-        if live.time_s >= 0 and told != self._fed:
+        if live.time_s < 0:
+            return
+        figures, values = self._figures(live, over), {**live.logged, **live.metrics}
+        if figures and self._record is not None and live.now is not None:
+            self._record.numbers({one.path: one.value for one in figures}, values, live.now)
+        told = Told(live.time_s, live.version, live.steps, live.samples, values, figures)
+        if told != self._fed:
             self._fed = told
             self._feeds.tell(told)
+
+    def _figures(self, live: Live, over: bool) -> tuple[Number, ...]:
+        """All numbers, once in `NUMBERS_S` and when the run is over; else none."""
+        if live.now is None:
+            return ()
+        self._numbers.hear(live.now)
+        is_new = live.now is not self._numbered and time.monotonic() >= self._numbers_s
+        if not (over or is_new):
+            return ()
+        self._numbers_s, self._numbered = time.monotonic() + NUMBERS_S, live.now
+        return self._numbers.of(live.time_s, live.totals, live.now, not over, live.readers)
 
     def _tell(self, live: Live) -> None:
         if self._record is None:
@@ -155,6 +177,9 @@ class Watching:
         if self._adviser.advice != self._advice:
             self._advice = self._adviser.advice
             self._record.advice(self._advice)
+        if live.readers != self._there:
+            self._there = live.readers
+            self._record.readers(live.readers)
         if live.now is not None and live.now is not self._now:
             self._now = live.now
             logged = live.logged

@@ -4,13 +4,14 @@ What it takes, for N workers and W bytes of weights, is a formula that a run pri
 
 | block | bytes |
 | --- | --- |
-| ring of versions | (N + 2) W, one more with an evaluator, N - m more under `first_of`; 1 W where everybody folds in place |
+| ring of versions | (N + 2) W, one more each for an evaluator and readers, N - m under `first_of`; 1 W where all fold in place |
 | packed answers | as much as the ring, of which the packed bytes alone are touched |
 | slots | N W |
-| under `allreduce` | ring: 2 W for means, 1 W for parameters, one more with an evaluator; N W more where workers step |
+| under `allreduce` | ring: 2 W for means, 1 W for parameters, one more each for evaluator and readers; N W where workers step |
 | what workers hold | where they train alone, with checkpoints: twice what their optimizers keep, error memories; fragments: 2 W |
 | rows of tables | on their way: what was written of (N + 1) sparse places, two each; at home: `plesio.tables` |
 | state at the server | what the optimizer keeps (momentum 1 W, Adam 2 W); DANA: N + 1 momenta; a buffer: 1 W, DANA: k W |
+| packed contributions | at the server 1 W for what is unpacked |
 | master copy | of half precision: 2 W; a mean contribution 2 W; corrections, privacy, robust folds: 2 W; each W of state: 2 W |
 | where the server survives | all that it keeps twice, and 1 W; under look-ahead 1 W more in the ring |
 
@@ -53,7 +54,7 @@ MEANS = 2
 class Blocks:
     """The shared memory of one run, for the models that workers show. `holds`: workers leave what they hold of their own;
     `ranks`: of how many processes each is; `survives`: a process that takes over goes on with it, with the rows of tables if
-    `rows_survive`.
+    `rows_survive`; `reads`: a process serves readers.
 
     Raises:
         ConfigurationError: the models, optimizers or settings do not go together.
@@ -72,7 +73,9 @@ class Blocks:
         ranks: int = 1,
         survives: bool = False,
         rows_survive: bool = False,
+        reads: bool = False,
     ) -> None:
+        self.reads = reads
         self.phases = phases = strategy.phases
         self.workers = workers
         self.seats = seats = max(workers, seats)
@@ -94,6 +97,7 @@ class Blocks:
         self._specs = [_specs_of(one, self.first, workers) for one in phases]
         self.turn_to(0)
         self._check_privacy()
+        self._check_rows()
         for half in halves(self.strategy, "memory"):
             half.check(self)
         self._check_turns()
@@ -102,14 +106,14 @@ class Blocks:
         self.carried = self.specs[0].carried if strategy.steps_at_server else None
         """The state that the user's optimizer brings."""
         carried = len(self.carried.keys) if self.carried is not None else 0
-        read = max(most_read(one, seats) for one in phases) + evaluates
+        read = max(most_read(one, seats) for one in phases) + evaluates + reads
         # the version before, the next one, and what is shown of it
         beside = survives and any(one.adopt.looks_ahead for one in phases)
         buffers = max(read + 2 + beside, 1 + carried) if self.folds else 1
         blocks = 2 * buffers if any(one.adopt.codec is not None for one in phases) else buffers
         slots = seats if self.folds else 0
         if self.gives_back_mean:  # nobody reads a mean any more when the next one is made
-            buffers, blocks, slots = 2, 3 + evaluates, 2 * seats
+            buffers, blocks, slots = 2, 3 + evaluates + reads, 2 * seats
         copies = [state_copies(one, own, self.layout, seats) for one, own in zip(phases, self._specs, strict=True)]
         kept = sum(sorted(copies)[-2:]) if self.folds else 0
         kept = 2 * kept + min(2, len(phases)) if survives else kept
@@ -138,8 +142,8 @@ class Blocks:
         """Where packed answers go."""
         self.homes = self.slots[seats:]
         """Where workers have their parameters, if these are theirs."""
-        stepped = any(one.send.stepped for one in phases)
-        own = (holds and (stepped or seats == 1)) or (stepped and len(phases) > 1) or self.gives_back_mean
+        keep = any(one.keeps_own for one in phases)
+        own = (holds and (keep or seats == 1)) or (keep and len(phases) > 1) or self.gives_back_mean
         self.held = Held.create(seats, ranks) if own else None
 
     @property
@@ -168,6 +172,15 @@ class Blocks:
             raise ConfigurationError(
                 f"privacy=: the model's buffers ({', '.join(names[:3])}) would be sent as they are, neither clipped nor noised; "
                 "use layers without running statistics (GroupNorm in place of BatchNorm)"
+            )
+
+    def _check_rows(self) -> None:
+        rows = [spec.name for spec in self.model.specs if spec.kind is Kind.ROWS]
+        packing = [one.name for one in self.phases if one.send.codec is not None]
+        if rows and packing:
+            raise ConfigurationError(
+                f"{packing[0]}: {', '.join(rows[:3])} is of an embedding with sparse=True, whose rows travel alone, and a "
+                "codec packs whole tensors: take ps.Table, whose rows travel beside what is packed, sparse=False, or no codec"
             )
 
     def check(self, hello: Hello) -> None:
@@ -216,6 +229,14 @@ class Blocks:
         """The run is in this phase. What the server kept in another one goes with whoever kept it."""
         self.phase, self.strategy, self.specs = phase, self.phases[phase], self._specs[phase]
         self._state: list[SharedBlock] = []
+
+    def warm_up(self, build: Callable[[], object]) -> None:
+        """Load the kernels that only other phases use: it takes half a second."""
+        now = self.phase
+        for phase in [phase for phase in range(len(self.phases)) if phase != now]:
+            self.turn_to(phase)
+            build()
+            self.turn_to(now)
 
     def close(self) -> None:
         """Release the memory: the worker that should initialise it died."""

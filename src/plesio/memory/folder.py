@@ -13,12 +13,14 @@ Of parameters of half precision the master copy is stepped, see `plesio.memory.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from plesio.core.events import Fold
-from plesio.memory.gather import AllAtOnce, Gather, InTurn, held_by
+import msgspec
+
+from plesio.core.events import Fold, Show
+from plesio.memory.gather import AllAtOnce, Came, Gather, InTurn, held_by
 from plesio.memory.master import Master, state_layout
 from plesio.memory.momenta import Momenta, momentum_keys
 from plesio.memory.momenta_in_passes import MomentaInPasses
@@ -26,16 +28,20 @@ from plesio.memory.packed import Packed
 from plesio.memory.publish import Ahead, Publisher, Versions
 from plesio.memory.register import NewArena, Register, When
 from plesio.memory.steps import Mean, Optimizing, Step, Towards
+from plesio.protocol.worker import Answer, Contribution
 from plesio.strategy import Strategy
 from plesio.strategy.answers import DelayCompensated, GapAware, Plain, WorkerMomentum
 from plesio.tensors.after_step import Applied
-from plesio.tensors.arena import Arena, Layout
+from plesio.tensors.arena import ALL_PARTS, Arena, Layout
 from plesio.tensors.carrying import Kept, Part
 from plesio.tensors.corrections import Correction, DelayCompensation, GapAwareness
 from plesio.tensors.one_pass import LARGE, Pass, kernels
 from plesio.tensors.optimizer_spec import OptimizerSpec
 from plesio.tensors.optimizer_state import StatefulOptimizer
 from plesio.tensors.pieces import kept_copies
+from plesio.tensors.rows import NO_ROWS
+from plesio.tensors.tensor_set import of_bits
+from plesio.transport.doorbell import Located
 
 CORRECTIONS: dict[type, Callable[[Any, NewArena], Correction] | None] = {
     Plain: None,
@@ -70,10 +76,11 @@ class Folder:
     def __init__(self, parts: Parts) -> None:
         self.state, gather, self._correction, step, publisher, self._after, self._master = parts
         self._gather, self._step, self._publisher = gather, step, publisher
-        self.came = gather.came
         self.hold = gather.hold
         self.publish, self.snapshot = publisher.publish, publisher.whole
         self.set_groups, self.share_among = step.set_groups, step.share_among
+        self._absent: dict[int, bytes] = {}  # in what each worker sent last
+        self._places: dict[int, int] = {}  # the buffer that each was shown last
         self.begin_from, self.carried, self.copy_state = step.begin_from, step.carried, step.copy_state
 
     settle: Callable[[], bool] | None = None
@@ -84,16 +91,32 @@ class Folder:
         return isinstance(self._publisher, Ahead)
 
     @property
-    def row_bytes(self) -> int:
+    def bytes_beside(self) -> int:
         """What travelled of tables."""
         tables = self._gather.tables
         return tables.nbytes if tables is not None else 0
+
+    def told(self, worker: int, made: Contribution) -> None:
+        """What came with a contribution."""
+        if made.settings:
+            self.set_groups(worker, msgspec.msgpack.decode(made.settings))
+        if made.rows or made.absent != self._absent.get(worker, b""):
+            self._absent[worker] = made.absent
+            self._gather.came(worker, of_bits(made.absent), made.rows)
+
+    def show(self, show: Show, part: int = ALL_PARTS) -> None:
+        """A worker reads this part of the version from now on."""
+        self._places[show.worker] = self.publish(show.worker, show.unasked, part)
+
+    def located(self, worker: int, answer: Answer) -> Located:
+        """An answer to it, with the place of what it was shown last."""
+        return Located(answer, self._places.get(worker, 0))
 
     def fold(self, fold: Fold) -> None:
         """Make the next version of the contributions of `fold`."""
         publisher, correction, master = self._publisher, self._correction, self._master
         versions = publisher.versions
-        for came in self._gather.of(fold):
+        for came in self._came(fold):
             before = current = versions.buffers[versions.current]
             if master is not None:
                 came, current = master.widened(came), master.weights
@@ -114,6 +137,16 @@ class Folder:
             if correction is not None:
                 correction.stepped(before, shown, came.absent)
             publisher.made(index)
+
+    def _came(self, fold: Fold) -> Iterable[Came]:
+        """What to step with, one after the other. As a rule that is one contribution, for which there is nothing to gather."""
+        gather = self._gather
+        if len(fold.members) > 1 or fold.held or not gather.plain:
+            return gather.of(fold)
+        worker = fold.members[0].worker
+        then = self._publisher.versions.of(worker) if worker in gather.known else None
+        absent = gather.absent.get(worker, 0)
+        return (Came(worker, [gather.slots[worker]], [1.0], fold.scale, 1, absent, NO_ROWS, then, gather.scratch),)
 
     def forget(self, worker: int) -> None:
         """`worker` is gone: it reads nothing any more."""
@@ -141,17 +174,12 @@ def state_copies(strategy: Strategy, specs: Sequence[OptimizerSpec], layout: Lay
     precision."""
     wide = state_layout(strategy, layout)
     kept = kept_copies(specs, wide) if specs else 0
-    as_one = strategy.server_noise is not None or strategy.combine.robust
+    as_one = strategy.server_noise is not None or not strategy.combine.adds_up
     masters = (2 + strategy.correct.corrects + as_one) * (wide is not layout)
+    unpacked = strategy.send.codec is not None or strategy.send.secure is not None
     if strategy.adopt.looks_ahead and kept:
-        return masters + kept + workers + held_by(strategy)
-    return (
-        masters
-        + kept
-        + strategy.correct.state_copies
-        + min(1, held_by(strategy))
-        + (strategy.send.codec is not None or strategy.send.secure is not None)
-    )
+        return masters + kept + workers + held_by(strategy) + unpacked
+    return masters + kept + strategy.correct.state_copies + min(1, held_by(strategy)) + unpacked
 
 
 def build_folder(
@@ -189,14 +217,15 @@ def build_folder(
     if strategy.adopt.looks_ahead and optimizer is not None and any(keys := momentum_keys(optimizer)):
         kind = MomentaInPasses if optimizer.large else Momenta
         momenta = kind(keys, optimizer, versions, master, len(slots), workers, strategy.outer.scale, state)
-        in_turn = InTurn(versions, slots, momenta.live, held_by(strategy), momenta.damp, state)
+        in_turn = InTurn(versions, slots, momenta.live, strategy, momenta.damp, state)
         momenta.tables = in_turn.tables
         ahead = Ahead(momenta, versions, in_turn.tables, after)
         return made(Parts(state, in_turn, None, momenta, ahead, after, master))
     correction = None
     if (build := CORRECTIONS[type(strategy.correct)]) is not None:
         state.parts["correction"] = correction = build(strategy.correct, partial(state.array, part="correction"))
-    gather = AllAtOnce(strategy, versions, slots, correction is not None, state)
+    known = range(len(slots)) if correction is not None else ()
+    gather = AllAtOnce(strategy, versions, slots, known, state)
     step = _step(strategy, optimizer, workers, gather, first, threads)
     if isinstance(step, Part):
         state.parts["step"] = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple
@@ -69,21 +69,29 @@ def held_by(strategy: Strategy) -> int:
 
 
 class Gather(Part):
-    """What came with the contributions in the slots; `of` tells what to step with."""
+    """What came with the contributions in the slots; `of` tells what to step with.
+
+    Attributes:
+        known: the workers of which it matters which version they computed from, and is known.
+        absent: by worker, the tensors without a gradient in what lies in its slot.
+        plain: a contribution that is folded alone is stepped with as it lies there.
+    """
 
     is_kept = False
     scratch: Arena | None = None
     """In place of a slot that would be changed."""
 
-    def __init__(self, versions: Versions, slots: Sequence[Arena]) -> None:
+    def __init__(self, versions: Versions, slots: Sequence[Arena], known: Container[int]) -> None:
         self._versions = versions
-        self._slots = slots
-        self._absent: dict[int, int] = {}  # by worker: tensors without a gradient in what lies in its slot
+        self.slots, self.known = slots, known
+        self.absent: dict[int, int] = {}
         self.tables = Tables.of(versions.buffers)
+        self.plain = self.tables is None
+        self._packing: Packing | None = None
 
     def came(self, worker: int, absent: int, rows: tuple[RowCount, ...] = ()) -> None:
         """In what lies in `worker`'s slot these tensors have no gradient, and of tables these rows have one."""
-        self._absent[worker] = absent
+        self.absent[worker] = absent
         if self.tables is not None:
             self.tables.came(worker, rows)
 
@@ -95,13 +103,19 @@ class Gather(Part):
         """What to step with, one after the other."""
         raise NotImplementedError
 
+    def unpacks(self, strategy: Strategy) -> None:
+        """What comes is packed, if the `strategy` has it so."""
+        codec = strategy.send.codec
+        if codec is not None:
+            self._packing, self.plain = Packing(self._versions.buffers[0].layout, codec).ready(), False
+
     def survive(self, state: Register) -> None:
         """What it holds is to outlive this process, and slots are to stay as they are."""
         self.scratch = state.new("scratch")
 
     def absent_in(self, fold: Fold) -> int:
         """What of a fold of one step lacks a gradient."""
-        return self._absent.get(fold.members[0].worker, 0)
+        return self.absent.get(fold.members[0].worker, 0)
 
     def stepping(self, fold: Fold) -> list[int]:
         """By whose settings `fold` steps, in turn."""
@@ -121,21 +135,20 @@ class AllAtOnce(Gather):
         strategy: Strategy,
         versions: Versions,
         slots: Sequence[Arena],
-        looks_back: bool,
+        known: Container[int],
         state: Register,
     ) -> None:
-        super().__init__(versions, slots)
+        super().__init__(versions, slots, known)
         self._leaves_out = (not strategy.send.stepped and not strategy.gives_back_mean) or strategy.send.fragments > 1
-        self._looks_back = looks_back
         self._held_absent = ALL  # of all that is in the buffer
-        codec = strategy.send.codec
-        self._packing = Packing(versions.buffers[0].layout, codec).ready() if codec is not None else None
+        self.unpacks(strategy)
         self._noise = Noise(strategy.server_noise) if strategy.server_noise is not None else None
         self._strategy, combined = strategy, COMBINED[type(strategy.combine)]
         self._combined = combined(strategy.combine) if combined is not None else None
         layout, as_one = versions.buffers[0].layout, self._noise is not None or self._combined is not None
+        self.plain = self.plain and not as_one
         sums = self._packing is not None or (as_one and layout.wide is not layout)
-        self._sum = state.new("sum of deltas") if sums else None
+        self._sum = state.new("sum of contributions") if sums else None
         self._held: Accumulator | None = None
         if holds := held_by(strategy):
             self._held = Accumulator(state.array("buffer", When.HOLD), holds)
@@ -143,31 +156,31 @@ class AllAtOnce(Gather):
 
     def hold(self, worker: int, weight: float) -> None:
         assert self._held is not None, "only a buffer that lets workers go on holds"
-        slot = self._slots[worker]
-        absent = self._absent.get(worker, 0) if self._leaves_out else 0
+        slot = self.slots[worker]
+        absent = self.absent.get(worker, 0) if self._leaves_out else 0
         if self._packing is not None and self._sum is not None:
             slot = self._packing.mean_into(self._sum, [slot], [1.0], absent)
         self._held.add(slot, weight, absent)
         if self.tables is not None:
-            self.tables.hold(worker, self._slots[worker], weight)
-        self._held_absent &= self._absent.get(worker, 0)
+            self.tables.hold(worker, self.slots[worker], weight)
+        self._held_absent &= self.absent.get(worker, 0)
 
     def of(self, fold: Fold) -> Iterable[Came]:
         worker = fold.members[0].worker
-        absent = self.absent_in(fold) if self._absent or fold.held else 0
+        absent = self.absent_in(fold) if self.absent or fold.held else 0
         self._held_absent = ALL if fold.held else self._held_absent
-        if len(fold.members) > 1 and self._absent and self._leaves_out and not fold.held:
+        if len(fold.members) > 1 and self.absent and self._leaves_out and not fold.held:
             self._fill_up(fold, absent)
         if self._strategy.outer.in_worker:
             self._take_first_buffers(fold)
         slots, shares = self._parts(fold, absent)
         rows = self.tables.mean(self._rows_of(self.tables, fold)) if self.tables is not None else NO_ROWS
-        then = self._versions.of(worker) if self._looks_back else None
+        then = self._versions.of(worker) if worker in self.known else None
         return (Came(worker, slots, shares, fold.scale, len(fold.members), absent, rows, then, self.scratch),)
 
     def _take_first_buffers(self, fold: Fold) -> None:
         """The model's buffers are those of the lowest worker, as under DDP, whoever reduces: the mean of copies is the copy."""
-        first, *others = (self._slots[member.worker] for member in fold.members)
+        first, *others = (self.slots[member.worker] for member in fold.members)
         for slot in others if first.layout.buffer_segments else ():
             slot.copy_from(first, Kind.BUFFER)
 
@@ -175,8 +188,8 @@ class AllAtOnce(Gather):
         """Segments that a worker left out, and not all did, are zeros: the slot holds there what was before."""
         layout = self._versions.buffers[0].layout
         for member in fold.members:
-            for segment in layout.lacking(self._absent.get(member.worker, 0)) - layout.lacking(absent):
-                self._slots[member.worker].flat[segment].zero_()
+            for segment in layout.lacking(self.absent.get(member.worker, 0)) - layout.lacking(absent):
+                self.slots[member.worker].flat[segment].zero_()
 
     def _parts(self, fold: Fold, absent: int) -> tuple[list[Arena], list[float]]:
         if fold.held:
@@ -184,14 +197,13 @@ class AllAtOnce(Gather):
             return [self._held.take_mean(fold.held)], [1.0]
         if self._combined is not None:
             self._check_enough(fold)
-        elif len(fold.members) == 1 and self._packing is None and self._noise is None:  # as most are
-            return [self._slots[fold.members[0].worker]], [1.0]
-        slots, shares = [self._slots[one.worker] for one in fold.members], [one.share for one in fold.members]
+        slots, shares = [self.slots[one.worker] for one in fold.members], [one.share for one in fold.members]
         if self._packing is not None and self._sum is not None:
             return [self._packing.mean_into(self._sum, slots, shares, absent)], [1.0]
         one = self._sum or self.scratch or slots[0]
         if self._combined is not None:
-            self._combined(one, slots, absent)
+            start = self._versions.buffers[self._versions.current] if self._strategy.send.differs else None
+            self._combined(one, slots, absent, shares, start)
         elif self._noise is not None:
             mean_into(one, slots, shares)
             self._noise.add(one, len(slots))
@@ -211,7 +223,7 @@ class AllAtOnce(Gather):
     def absent_in(self, fold: Fold) -> int:
         if fold.held:
             return self._held_absent
-        return reduce(and_, [self._absent.get(one.worker, 0) for one in fold.members])
+        return reduce(and_, [self.absent.get(one.worker, 0) for one in fold.members])
 
     def _rows_of(self, tables: Tables, fold: Fold) -> list[tuple[float, dict[int, torch.Tensor]]]:
         """Of each contribution its share, and its gradients of tables."""
@@ -219,7 +231,7 @@ class AllAtOnce(Gather):
             return [(weight / fold.held, one) for weight, one in tables.take_held()]
         alone = len(fold.members) == 1
         return [
-            (1.0 if alone else one.share, tables.gradients_of(one.worker, self._slots[one.worker]))
+            (1.0 if alone else one.share, tables.gradients_of(one.worker, self.slots[one.worker]))
             for one in fold.members
         ]
 
@@ -248,19 +260,21 @@ class AllAtOnce(Gather):
 
 
 class InTurn(Gather):
-    """Each contribution by itself, in order of arrival; `live` reads a version that is known. Held ones are kept one by one."""
+    """Each contribution by itself, in order of arrival; Held ones are kept one by one."""
 
     def __init__(
         self,
         versions: Versions,
         slots: Sequence[Arena],
-        live: set[int],
-        holds: int,
+        known: Container[int],
+        strategy: Strategy,
         damp: Callable[[Arena, Arena, int], None],
         state: Register,
     ) -> None:
-        super().__init__(versions, slots)
-        self._live = live
+        super().__init__(versions, slots, known)
+        self.unpacks(strategy)
+        self._unpacked = state.new("contribution") if self._packing is not None else None
+        holds = held_by(strategy)
         self._copies = [state.new("buffer") for _ in range(holds)]  # of which each is written as a whole
         self._absent_of = [0] * holds
         if holds:
@@ -269,8 +283,11 @@ class InTurn(Gather):
         self._damp = damp
 
     def hold(self, worker: int, weight: float) -> None:
-        slot, absent, copy = self._slots[worker], self._absent.get(worker, 0), self._copies[self._waiting]
-        mean_into(copy, [slot], [1.0], absent=absent)
+        slot, absent, copy = self.slots[worker], self.absent.get(worker, 0), self._copies[self._waiting]
+        if self._packing is not None:
+            self._packing.mean_into(copy, [slot], [1.0], absent)
+        else:
+            mean_into(copy, [slot], [1.0], absent=absent)
         self._damp(copy, self._versions.of(worker), absent)
         if self.tables is not None:
             self.tables.hold(worker, slot, 1.0)
@@ -278,21 +295,21 @@ class InTurn(Gather):
         self._waiting += 1
 
     def of(self, fold: Fold) -> Iterable[Came]:
-        came = []
         held = self.tables.take_held() if self.tables is not None and fold.held else []
-        for place, member in enumerate(fold.members):
+        for place, member in enumerate(fold.members):  # each is unpacked when its turn comes
             worker = member.worker
-            gradient = self._copies[place] if fold.held else self._slots[worker]
-            absent = self._absent_of[place] if fold.held else self._absent.get(worker, 0)
+            gradient = self._copies[place] if fold.held else self.slots[worker]
+            absent = self._absent_of[place] if fold.held else self.absent.get(worker, 0)
             rows: Mapping[int, torch.Tensor] = NO_ROWS
             if self.tables is not None:
                 rows = held[place][1] if fold.held else self.tables.gradients_of(worker, gradient)
-            known = not fold.held and worker in self._live  # what a departed worker had read is not
+            if self._packing is not None and self._unpacked is not None and not fold.held:
+                gradient = self._packing.mean_into(self._unpacked, [gradient], [1.0], absent)
+            known = not fold.held and worker in self.known  # what a departed worker had read is not
             then = self._versions.of(worker) if known else None
             scale = fold.scale * member.share
-            came.append(Came(worker, [gradient], [1.0], scale, 1, absent, rows, then, self.scratch))
+            yield Came(worker, [gradient], [1.0], scale, 1, absent, rows, then, self.scratch)
         self._waiting = 0
-        return came
 
     def absent_in(self, fold: Fold) -> int:
         return self._absent_of[0] if fold.held else super().absent_in(fold)

@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
 
-from plesio.capabilities import halves, those_with
+from plesio.capabilities import those_with
 from plesio.core.events import Fold, Forget, Hold, Share, Show
 from plesio.memory import saved
 from plesio.memory.blocks import MEANS, Blocks
+from plesio.memory.capabilities import kind_of_folder, those_of
 from plesio.memory.capability import MemoryCapability as Able
 from plesio.memory.folder import Folder, build_folder
 from plesio.memory.momenta import keeps_momentum
-from plesio.memory.own_weights import OwnWeights
-from plesio.memory.phase_change import PhaseChange, warm_up
 from plesio.memory.port import Memory
-from plesio.memory.row_servers import RowServers, rows_here
+from plesio.memory.row_servers import RowServers
 from plesio.memory.saved import Kept
-from plesio.memory.surviving import surviving, why_not
 from plesio.memory.taking_over import take_over
 from plesio.memory.worker_states import LeftStates, Once
 from plesio.protocol.worker import Answer, Beginning, Contribution, GoOn
@@ -37,10 +34,9 @@ from plesio.tensors.carrying import Carried
 from plesio.tensors.checksum import HASH, weights_hash, window_checksum
 from plesio.tensors.finite import are_finite
 from plesio.tensors.packing import Packing
-from plesio.tensors.tensor_set import of_bits
 from plesio.transport.doorbell import Located
 
-EVALUATOR, ENGINE = -1, -2
+EVALUATOR, ENGINE, READERS = -1, -2, -3
 """Readers that are no workers."""
 
 
@@ -60,21 +56,15 @@ class Machine(Memory):
         self.note = blocks.note
         if blocks.held is not None:
             self.states = LeftStates(blocks.held, blocks, in_one_process, self.once)
-        self.rows = rows or rows_here(blocks, log)
-        self.own = OwnWeights(blocks, in_one_process, self.once) if blocks.gives_back_mean else None
-        loaded = [half.MemoryHalf(blocks) for half in halves(blocks.strategy, "memory")]
-        changes = PhaseChange(blocks) if len(blocks.phases) > 1 else None
-        possible: list[Able | None] = [self.rows, self.own, changes, *loaded]
-        self._able = able = [one for one in possible if one is not None]
+        self.rows, self.own, self._able = those_of(blocks, in_one_process, rows, log, self.once)
+        able = self._able  # asked now who has to do with what
         self._actions = [actions for one in able if (actions := one.actions)]
         self._told, self._joins = those_with(able, Able.told), those_with(able, Able.joins)
         self._folding, self._answering = those_with(able, Able.folding), those_with(able, Able.answering)
         self._checksums = those_with(able, Able.take_checksum)
         self._count_bytes()
-        self._absent = [b""] * blocks.seats  # in what each worker sent last
         self._parts = [ALL_PARTS] * blocks.seats  # that it was of
         self._one_by_one = blocks.layout.parts > 1 or any(one.sizes_differ for one in able)
-        self._places = [0] * blocks.seats  # the buffer that each was shown last
         self._final: int | None = None
         self._folder: Folder | None = None
 
@@ -92,11 +82,11 @@ class Machine(Memory):
 
     @property
     def plain_bytes(self) -> int:
-        return 0 if self.row_bytes else self.blocks.layout.payload_bytes()
+        return 0 if self.bytes_beside else self.blocks.layout.payload_bytes()
 
     @property
-    def row_bytes(self) -> int:
-        beside = self._folder.row_bytes if self._folder is not None else 0
+    def bytes_beside(self) -> int:
+        beside = self._folder.bytes_beside if self._folder is not None else 0
         return beside + sum(one.nbytes for one in self._able)
 
     @property
@@ -128,11 +118,10 @@ class Machine(Memory):
         """As the port has it; `carry`: with the state that the user's optimizer brings."""
         blocks = self.blocks
         if blocks.folds:
-            warm_up(blocks, self._built)
-            self._folder = self._built()
-            self._absent = [b""] * blocks.seats
+            blocks.warm_up(self._built)
+            self._take(self._built())
             if carry and blocks.carried is not None:
-                self._folder.begin_from(blocks.carried, blocks.ring[1:])
+                self.folder.begin_from(blocks.carried, blocks.ring[1:])
         for buffer in (*blocks.versions.buffers[1:], *blocks.ring[MEANS : MEANS + blocks.gives_back_mean]):
             buffer.copy_from(blocks.ring[0])
         for one in self._able:
@@ -140,14 +129,22 @@ class Machine(Memory):
         if advice := self._advice():
             warnings.warn(advice, RuntimeWarning, stacklevel=2)
 
-    def lay_out_anew(self, phase: int) -> Folder:
-        """State for the strategy of this phase, with no more in it than the version that is current."""
-        self.blocks.versions.turn()
+    def lay_out_anew(self) -> Folder:
+        """State for the strategy that holds in the blocks by now, with no more in it than the version that is current."""
         self.laid_out += 1
-        self.blocks.turn_to(phase)
         self._count_bytes()
-        self._folder = folder = self._built()
+        self._take(folder := self._built())
         return folder
+
+    def _take(self, folder: Folder) -> None:
+        """Fold with this one from now on. What nobody else here has to do with, it is asked for itself."""
+        self._folder = folder
+        if not self._folding and not any(Fold in actions for actions in self._actions):
+            self.fold = folder.fold  # type: ignore[method-assign]
+        if not self._one_by_one:
+            self.show = folder.show  # type: ignore[method-assign]
+            self.told = folder.told if not self._told else self.told  # type: ignore[method-assign]
+            self.located = folder.located if self.own is None else self.located  # type: ignore[method-assign]
 
     def _built(self) -> Folder:
         blocks, strategy = self.blocks, self.blocks.strategy
@@ -155,7 +152,7 @@ class Machine(Memory):
         applied = Applied(after, blocks.model.specs) if after is not None else None
         return build_folder(
             strategy, blocks.specs, blocks.versions, blocks.slots, blocks.workers, blocks.new_arenas(), blocks.packed,
-            self._threads(), applied, Folder if self.log is None or self.why_not_durable else surviving(self.log, blocks),
+            self._threads(), applied, kind_of_folder(self.log, blocks, self.lost),
         )  # fmt: skip
 
     def _threads(self) -> int:
@@ -183,16 +180,13 @@ class Machine(Memory):
             joins(worker)
 
     def told(self, worker: int, made: Contribution) -> None:
-        if made.settings:
-            self.folder.set_groups(worker, msgspec.msgpack.decode(made.settings))
         if self._one_by_one:
             part = self._parts[worker] = made.beside.part
             self.part_bytes += self.push_bytes[part]
         for told in self._told:
             told(worker, made)
-        if made.rows or made.absent != self._absent[worker]:
-            self._absent[worker] = made.absent
-            self.folder.came(worker, of_bits(made.absent), made.rows)
+        if self._folder is not None:
+            self._folder.told(worker, made)
 
     def do(self, effect: Any) -> None:
         folder = self._folder
@@ -203,7 +197,7 @@ class Machine(Memory):
             if kind in actions:
                 actions[kind](self, effect)
         if kind is Show:
-            self._places[effect.worker] = folder.publish(effect.worker, effect.unasked, self._parts[effect.worker])
+            folder.show(effect, self._parts[effect.worker])
         elif kind is Fold:
             for folding in self._folding:
                 if (effect := folding(effect)) is None:
@@ -224,7 +218,7 @@ class Machine(Memory):
             for answering in self._answering:
                 answering(worker, answer)
             self.part_bytes += self.answer_bytes[answer.part]
-        return Located(answer, self._places[worker])
+        return self._folder.located(worker, answer) if self._folder is not None else Located(answer, 0)
 
     def whole(self, answer: Answer) -> Located:
         """An answer to anybody, with the place of the current version itself."""
@@ -268,10 +262,11 @@ class Machine(Memory):
     def _shown_whole(self, reader: int) -> int:
         if self.own is None:
             return self.folder.snapshot(reader)
-        if reader != EVALUATOR:
+        if reader == ENGINE:
             return MEANS
-        self.once(partial(self.blocks.ring[-1].copy_from, self.current))  # it reads while others are looked at
-        return len(self.blocks.ring) - 1
+        place = len(self.blocks.ring) - 1 - (reader == EVALUATOR and self.blocks.reads)
+        self.once(partial(self.blocks.ring[place].copy_from, self.current))  # it reads while others are looked at
+        return place
 
     def state_for(self, worker: int) -> tuple[Carried, SharedBlock]:
         """The state of the optimizer that steps at the server, as `worker` would hold it; the block holds what the keys name."""
@@ -291,9 +286,8 @@ class Machine(Memory):
         return {name: value for one in self._able for name, value in one.numbers().items()}
 
     def restore(self, kept: Kept, name: str, version: int) -> Mapping[int, bytes]:
-        self.blocks.turn_to(kept.phase)
-        self._count_bytes()
         saved.load_weights(self.blocks, kept, name)
+        self._count_bytes()
         self.begin(version, carry=False)
         own = kept.own
         if kept.was is not None:
@@ -312,6 +306,6 @@ class Machine(Memory):
             one.begin_anew()
 
     @property
-    def why_not_durable(self) -> str:
-        """Why nobody could go on from what this process leaves; empty if somebody could."""
-        return why_not(self.blocks) or (self._folder.lost if self._folder is not None else "")
+    def lost(self) -> str:
+        """Why nobody could go on from what this process leaves, though it was made for that; empty if somebody could."""
+        return self._folder.lost if self._folder is not None else ""

@@ -33,6 +33,7 @@ UNEVEN = (
     "be one batch longer than another's), or leave out batches until the workers' number divides an epoch. If only some workers "
     "call backward() on one more loss, let all do it, on that loss times 0 where it is not wanted"
 )
+SILENT = "a round weighs by samples, and some workers say theirs and others do not: say worker.count on every worker or on none"
 DIFFER = (
     "ended with other weights than another worker did, though both stepped by the same gradients: what a script writes into "
     "weights, gradients and the optimizer is to be the same on every worker; the result is that of the lowest-numbered worker"
@@ -129,6 +130,8 @@ class OwnWeights(MemoryCapability):
             self._once(partial(self._held.put, EVERYBODY, fold.version, told[0]))
         if len({member.steps for member in fold.members}) > 1:
             raise ConfigurationError(UNEVEN)
+        if 0 < sum(member.samples > 0 for member in fold.members) < len(fold.members):
+            raise ConfigurationError(SILENT)
         return fold
 
     def lost(self, version: int) -> str:

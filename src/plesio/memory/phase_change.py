@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 from plesio.core.events import Forget, Share, Switch
@@ -56,8 +55,11 @@ class PhaseChange(MemoryCapability):
         left = ((worker, state) for worker, state in held if state)
         # Of one that overflowed the optimizer may have, too.
         sound = ((worker, state) for worker, state in left if self._finite[worker])
-        own = dict(islice(sound, 1) if blocks.phases[phase].steps_at_server else left)  # of several the lowest counts
-        folder = memory.lay_out_anew(phase)
+        lowest = was.send.stepped and blocks.phases[phase].steps_at_server  # of several optimizers that one counts
+        own = dict(islice(sound, 1) if lowest else left)
+        blocks.versions.turn()
+        blocks.turn_to(phase)
+        folder = memory.lay_out_anew()
         begun = take_over(blocks, folder, was, Kept({}, before.tensors, before.numbers, (), own=own, was=was))
         folder.all_behind()
         folder.share_among(self._among)
@@ -70,12 +72,3 @@ class PhaseChange(MemoryCapability):
             why = away if waiting else "none of them is left"
             dropped.append(one_for_all([*waiting], min(own, default=None), why))
         memory.dropped = "; ".join(filter(None, dropped))
-
-
-def warm_up(blocks: Blocks, build: Callable[[], object]) -> None:
-    """Load the kernels that only other phases use: it takes half a second."""
-    now = blocks.phase
-    for phase in [phase for phase in range(len(blocks.phases)) if phase != now]:
-        blocks.turn_to(phase)
-        build()
-        blocks.turn_to(now)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from plesio.core.events import Effect
+from plesio.core.events import Effect, Fold, Show
 from plesio.memory.own_weights import OwnWeights
 from plesio.memory.row_servers import RowServers
 from plesio.memory.saved import Kept
@@ -72,6 +72,14 @@ class Memory:
             ConfigurationError: what was contributed cannot be folded together.
         """
 
+    def fold(self, fold: Fold) -> None:
+        """Carry out this one, as `do`: of what is done most often a call less."""
+        self.do(fold)
+
+    def show(self, show: Show) -> None:
+        """Likewise."""
+        self.do(show)
+
     def located(self, worker: int, answer: Answer) -> Located:
         """An answer to `worker`, with the place of what it was shown last."""
         return Located(answer, 0)
@@ -94,8 +102,8 @@ class Memory:
         return 0
 
     @property
-    def row_bytes(self) -> int:
-        """What travelled of tables."""
+    def bytes_beside(self) -> int:
+        """What travelled beside the model: rows of tables."""
         return 0
 
     @property

@@ -169,9 +169,9 @@ class RowServers(MemoryCapability):
         """The rows of each table."""
         return joined(self._all("kept"))
 
-    def hand_over(self) -> tuple[int, ...]:
-        """The descriptors of files in memory with all rows, of which each server makes one."""
-        return tuple(self._all("hand_over"))
+    def hand_over(self, since: int = -1) -> tuple[int, ...]:
+        """Descriptors of files in memory with the rows that stepped after the clock `since`: each server makes one."""
+        return tuple(self._all("hand_over", since))
 
     # Beginnings and checkpoints
 

@@ -44,7 +44,8 @@ def kept(blocks: Blocks, current: Arena, state: carrying.Kept) -> Kept:
 
 
 def load_weights(blocks: Blocks, kept: Kept, name: str) -> None:
-    """Into the first buffer, where those of the first worker lie."""
+    """Into the first buffer, where those of the first worker lie; `blocks` are for the phase that they are of then."""
+    blocks.turn_to(kept.phase)
     wanted, got = kept.layout, _words(blocks)
     if wanted != got:
         differ = (f"{a}, got {b}" for a, b in zip(wanted, got, strict=False) if a != b)

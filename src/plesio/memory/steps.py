@@ -104,7 +104,7 @@ class Optimizing(Step):
     def __init__(self, strategy: Strategy, optimizer: StatefulOptimizer, workers: int, tables: Tables | None) -> None:
         self.optimizer = self._optimizer = optimizer
         self._tables = tables
-        self._in_rounds = strategy.gather.in_rounds
+        self._replaces = strategy.gather.in_rounds and not strategy.admit.admits(1)  # nothing stale is in a fold
         self._scale: Callable[[int, int], float] = strategy.outer.scale
         self.share_among(workers)
 
@@ -133,7 +133,7 @@ class Optimizing(Step):
             if self._tables is not None:
                 self._tables.changed(came.rows, index)
         if target.layout.buffer_segments:
-            blend_buffers(target, current, mean, 1.0 if self._in_rounds else min(1.0, came.folded / self._workers))
+            blend_buffers(target, current, mean, 1.0 if self._replaces else min(1.0, came.folded / self._workers))
 
     def can_undo(self, worker: int, absent: int) -> bool:
         return self._tables is None and self._optimizer.in_one_pass(absent)

@@ -36,7 +36,6 @@ from plesio.system.memory import SharedBlock
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.arena import ALL_PARTS, PAGE, Arena, Kind
 from plesio.tensors.carrying import Carried, Kept
-from plesio.tensors.pieces import kept_keys
 
 LARGE_BYTES = 1 << 18
 """An arena of more is copied while there is time; a smaller one when it changes, for which it is in the caches then."""
@@ -226,12 +225,6 @@ def why_not(blocks: Blocks) -> str:
     if blocks.rows and not blocks.rows_survive:  # or nobody asked, and nobody is told
         return f"under {blocks.rows_wait} gradients of rows wait for their fold in its own memory"
     return ""
-
-
-def surviving(log: RecoveryLog, blocks: Blocks) -> Callable[[Parts], Surviving]:
-    """Puts together what survives for the strategy that holds in `blocks`."""
-    specs, layout = blocks.specs, blocks.state_layout
-    return partial(Surviving, log, kept_keys(specs, layout, small=True) if specs else ())
 
 
 def _copying(one: Arena, other: Arena) -> Callable[[], object]:

@@ -30,7 +30,7 @@ from plesio.tensors.arena import Arena, Kind, Layout
 from plesio.tensors.carrying import Carried, TensorState, from_plain, is_whole, unchecked
 from plesio.tensors.cut import cut
 from plesio.tensors.outer_optimizer import kind_of
-from plesio.transport.held import parts_of
+from plesio.transport.held import BEFORE, LEFT_OUT, parts_of
 
 Own = dict[str, Any]
 """As in a worker's file (`plesio.worker.replicas.own`): the `kinds` of its optimizers, their state by the tensor's number."""
@@ -91,14 +91,15 @@ def _for_workers(blocks: Blocks, own: Mapping[int, bytes], common: Own | None, a
     """What each worker begins with: the state of its `own` optimizer, or the one that all have in `common`; what else it held,
     if it sends and takes back `alike`."""
     begun: dict[int, bytes] = {}
-    if blocks.strategy.steps_at_server and blocks.seats > 1:  # a lone worker has its random sources, too
+    now = blocks.strategy
+    if now.steps_at_server and not now.keeps_own and blocks.seats > 1:  # a lone worker has its random sources, too
         return begun
     of_all = b""
     for worker in range(blocks.seats):
         mine = loaded(own[worker]) if worker in own else None
         if (state := common or mine) is None:
             continue
-        optimizer = {} if blocks.strategy.steps_at_server else state["optimizer"]
+        optimizer = {} if now.steps_at_server else state["optimizer"]
         steps = {
             "kinds": state["kinds"],
             "optimizer": optimizer,
@@ -165,6 +166,14 @@ def _in_dtype_of(views: Sequence[torch.Tensor], states: Mapping[Any, Any]) -> di
             if torch.is_tensor(value) and is_whole(key, value.to(view.dtype), view):
                 found[place] = {**found[place], key: value.to(view.dtype)}
     return found
+
+
+def without_last(data: bytes) -> bytes:
+    """What a worker held, as it is after its last contribution came too late."""
+    own = loaded(data)
+    if own["replica"] and BEFORE in own["replica"]:
+        own["replica"][LEFT_OUT] = own["replica"].pop(BEFORE)
+    return _saved(own)
 
 
 def loaded(data: bytes) -> Own:

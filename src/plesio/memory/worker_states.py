@@ -54,7 +54,7 @@ class LeftStates(WorkerStates):
     def _in_phase(self) -> bool:
         """Whether workers hold anything in this one."""
         blocks = self._blocks
-        return len(blocks.phases) == 1 or blocks.strategy.send.stepped or blocks.seats == 1
+        return len(blocks.phases) == 1 or blocks.strategy.keeps_own or blocks.seats == 1
 
     def of(self, worker: int, number: int) -> bytes | None:
         return self._held.get_all(worker, number) if self._in_phase else None
@@ -64,7 +64,7 @@ class LeftStates(WorkerStates):
 
     def lacking(self, numbers: Mapping[int, int]) -> list[int]:
         held, blocks = self._held, self._blocks
-        if self._in_one_process or not blocks.strategy.send.stepped or len(blocks.phases) > 1:
+        if self._in_one_process or not blocks.strategy.keeps_own or len(blocks.phases) > 1:
             return []
         lacking: list[int] = self._once(lambda: [one for one, number in numbers.items() if not held.has(one, number)])
         held.asked = bool(lacking)

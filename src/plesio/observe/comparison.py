@@ -51,10 +51,10 @@ def columns(target: Target | None, metric: str | None) -> list[Compared]:
 def in_a_line(heading: str) -> str:
     """A column's name without the line breaks.
 
-    >>> in_a_line("dis-\\ncarded"), in_a_line("of\\nideal")
-    ('discarded', 'of ideal')
+    >>> in_a_line("dis-\\ncarded"), in_a_line("of\\nideal"), in_a_line("steps\\n/s")
+    ('discarded', 'of ideal', 'steps/s')
     """
-    return heading.replace("-\n", "").replace("\n", " ")
+    return heading.replace("-\n", "").replace("\n/", "/").replace("\n", " ")
 
 
 def cells(

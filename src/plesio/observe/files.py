@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 
 from plesio.errors import ConfigurationError
-from plesio.observe.folders import new_folder
+from plesio.observe.folders import hold, new_folder
 from plesio.observe.history import CONFIGURATION, FIGURES
 from plesio.observe.report import write_report
 from plesio.observe.summary import Evaluation, Logged, Summary
@@ -37,26 +37,32 @@ NAME_MAX = 120  # letters of a strategy's name in that of the folder: a plan of 
 
 
 class RunFolder:
-    """A new folder under `runs`, with the configuration in it.
+    """A new folder under `runs`, with the configuration in it, which is locked until `close`: so long the run is alive.
 
-    For the report, `title` says what is trained, and `note` its settings in words; `target` is the metric that it is to reach.
+    For the report, `title` says what is trained; `target` is the metric that it is to reach.
     """
 
-    def __init__(
-        self, runs: Path, configuration: dict[str, Any], title: str, note: str, target: tuple[str, float] | None
-    ) -> None:
+    def __init__(self, runs: Path, configuration: dict[str, Any], title: str, target: tuple[str, float] | None) -> None:
         plain = re.sub(r"[^A-Za-z0-9_.=-]+", "-", configuration["strategy"]["name"])[:NAME_MAX].strip("-")
         try:
             self.path = new_folder(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}")
             try:
+                self._held = open(self.path / CONFIGURATION, "xb")  # noqa: SIM115 - until `close`
+                with suppress(OSError):  # no locks here; who looks whether the run is alive is told so
+                    hold(self._held)  # before anybody can read that it is a run
                 document = tomli_w.dumps(configuration)
                 (self.path / CONFIGURATION).write_text(document, encoding="utf-8", errors="replace")
             except OSError:
+                self.close()
                 shutil.rmtree(self.path)  # an empty run folder is of no use
                 raise
         except OSError as error:
             raise ConfigurationError(f"runs={str(runs)!r} cannot be written: {error}; give another folder") from error
-        self._context, self._title, self._note, self._target = configuration, title, note, target
+        self._context, self._title, self._target = configuration, title, target
+
+    def close(self) -> None:
+        """From here on the run counts as no longer alive."""
+        self._held.close()
 
     def write(
         self,
@@ -85,8 +91,7 @@ class RunFolder:
 
     def _report(self, path: Path, summary: Summary) -> None:
         title = f"{summary.strategy} on {self._title}"
-        note = f"Settings: {self._note}."
-        write_report(path, [summary], title=title, target=self._target, note=note, context=self._context)
+        write_report(path, [summary], title=title, target=self._target, context=self._context)
 
 
 def _figures(summary: Summary) -> bytes:

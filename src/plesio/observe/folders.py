@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from itertools import count
 from pathlib import Path
+from typing import IO, Any
 
 
 def new_folder(runs: Path, stem: str) -> Path:
@@ -17,3 +19,15 @@ def new_folder(runs: Path, stem: str) -> Path:
             continue
         break
     return path
+
+
+def hold(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed, or its process or host dies; False: another process has it.
+
+    A process that is forked without starting another program keeps it, too. `OSError` where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

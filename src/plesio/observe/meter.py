@@ -23,6 +23,7 @@ from itertools import accumulate, dropwhile
 
 import msgspec
 
+from plesio.core.events import Member
 from plesio.observe.standing import ALL, EACH_MAX, WorkerNow
 from plesio.observe.summary import SENT, Span
 from plesio.observe.totals import Staleness, Totals, WorkerSummary
@@ -242,6 +243,8 @@ class WorkerMeter:
     def now(self, now_s: float, zero_s: float, held: bool) -> WorkerNow:
         """What it is at, `held` or computing, and its totals with that; `zero_s`: when training began."""
         since_s = self.held_since_s if held else self.granted_s
+        if self.left and self.left_s is not None:
+            since_s = self.left_s
         lasts_s = max(0.0, now_s - since_s) if not self.left else 0.0
         return WorkerNow(
             self.worker,
@@ -281,12 +284,35 @@ class Meter:
         for one in self.workers:
             one.granted_s = now_s
 
-    def folded(self, worker: int, staleness: int) -> None:
+    def served(self, worker: int, came_s: float, until_s: float, missing: int) -> None:
+        """What the server did about a contribution that `came_s` took until now; `missing`: parameters without a gradient."""
+        self.workers[worker].held_since_s = until_s
+        self.totals.served_s += until_s - came_s
+        self.totals.missing_gradients += missing
+        self.exchanges += 1
+
+    def granted(self, worker: int, number: int, has_it_s: float, released_s: float | None) -> None:
+        """Contribution `number` is answered, or (0) the worker begins, with the version that everybody has."""
         one = self.workers[worker]
-        one.folded += 1
-        # Not `+= 1`: Counter calls a Python function for missing keys, and most are with thousands of workers.
-        one.staleness[staleness] = one.staleness.get(staleness, 0) + 1
-        one.stale = staleness
+        if not number:
+            one.granted_s = has_it_s
+            return
+        self.answers += 1
+        one.granted(has_it_s, released_s)
+
+    def cancelled(self, worker: int, number: int, heard_s: float | None) -> None:
+        """Its step is called off, which is an answer; `heard_s`: if nobody else counts that."""
+        self.answers += 1
+        if heard_s is not None:
+            self.workers[worker].cancelled(heard_s, number)
+
+    def folded(self, members: Iterable[Member]) -> None:
+        for member in members:
+            one, staleness = self.workers[member.worker], member.staleness
+            one.folded += 1
+            # Not `+= 1`: Counter calls a Python function for missing keys, and most are with thousands of workers.
+            one.staleness[staleness] = one.staleness.get(staleness, 0) + 1
+            one.stale = staleness
 
     def dropped(self, worker: int, reason: str) -> None:
         one = self.workers[worker]

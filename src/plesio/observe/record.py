@@ -4,15 +4,17 @@
 | ------- | ----------------------------------------------------------------- | --------------------------------------- |
 | `head`  | what the run is; the first line                                   | one                                     |
 | `at`    | how it stands: totals, workers, tables, metrics that changed      | `RECENT`, and older ones up to `OLD_MAX` |
-| `stale` | the staleness of all that was folded                              | the last, when the file is written anew |
+| `numbers` | all that sinks are told, once a second (`plesio.observe.measures`) | the last, when the file is written anew |
+| `stale` | the staleness of all that was folded                              | the last, likewise                      |
 | `advice` | that another strategy would be much faster                       | the last, likewise                      |
+| `readers` | who reads the run, once a second                              | the last, likewise                      |
 | `logged` | which metrics are workers' own, not `evaluate`'s             | the last, likewise                      |
 | `event` | what happened: a death, a checkpoint, discarded contributions     | `EVENTS_MAX`                            |
 | `end`   | why the run ended; the last line                                  | one                                     |
 
-Lines are numbered (`n`) in the order they were written. When there are too many, every other older one is dropped and another
-file takes this one's place, so that a run of a day takes no more than one of an hour. A reader goes on after the last `n` that it
-has seen. What cannot be written ends the record, and training goes on.
+Lines are numbered (`n`) in the order they were written. When there are too many, older ones are thinned and another file takes
+this one's place, so that a run of a day takes no more than one of an hour. A reader goes on after the last `n` that it has seen.
+What cannot be written ends the record, and training goes on.
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import ceil, log2
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from plesio.observe.encoding import as_json
 from plesio.observe.rows import hot_keys
-from plesio.observe.standing import Standing
+from plesio.observe.standing import LISTED_MAX, ReaderNow, Standing
 from plesio.observe.summary import Incident
 from plesio.observe.totals import LIVE_COLUMNS, Totals
 
@@ -38,13 +42,15 @@ FORMAT = 1
 RECENT, OLD_MAX, EVENTS_MAX = 600, 1200, 500
 DISCARDS_S = 5.0  # how often it is told that contributions were discarded
 LAST_MAX = 1 << 16  # bytes of a record's last line that are read
+NUMBERS_MAX = 1 << 19  # and of its last seconds, with 64 workers
+Line = TypeVar("Line")
 
 
 class Record:
     """Writes the file of one run into its folder; `head` says what the run is, as plain data."""
 
     def __init__(self, folder: Path, head: Mapping[str, Any]) -> None:
-        self._path = folder / LIVE
+        self._path, self._name = folder / LIVE, head.get("name", folder.name)
         self._number = 0
         self._head = self._line("head", {"format": FORMAT, **head})
         self._old: list[dict[str, Any]] = []
@@ -71,8 +77,7 @@ class Record:
             (one.worker, one.at, *map(_short, (one.since_s, one.compute_s, one.wait_s, one.exchange_s)), one.steps, one.staleness)
             for one in now.workers
         ]  # fmt: skip
-        told |= {"ideal": _short(now.ideal), "bytes": totals.bytes, "workers": workers}
-        told |= {"others": now.others, "waited": now.waited_for}
+        told |= {"ideal": _short(now.ideal), "workers": workers, "others": now.others, "waited": now.waited_for}
         if totals.rows:
             told["rows"] = {
                 name: {**msgspec.structs.asdict(one), "hot": hot_keys(one)} for name, one in totals.rows.items()
@@ -97,8 +102,16 @@ class Record:
         self._events.append((self._number, line))
         self._write(line)
 
+    def numbers(self, numbers: Mapping[str, float], values: Mapping[str, float], now: Standing) -> None:
+        at = {str(one.worker): one.at for one in now.workers}
+        self._tell_last("numbers", {"run": self._name, "numbers": numbers, "values": values, "at": at})
+
     def advice(self, what: str) -> None:
         self._tell_last("advice", {"what": what})
+
+    def readers(self, there: Sequence[ReaderNow]) -> None:
+        each = [(*astuple(one)[:3], _short(one.silent_s), one.nbytes) for one in there[:LISTED_MAX]]
+        self._tell_last("readers", {"each": each, "others": max(0, len(there) - LISTED_MAX)})
 
     def logged(self, names: Iterable[str]) -> None:
         if (told := sorted(names)) != self._logged:
@@ -123,16 +136,12 @@ class Record:
             self.event(Incident(time_s, None, f"contributions were discarded: {each}"))
 
     def _thin(self) -> None:
-        """Drop every other older line, and rewrite the file. What a dropped line says of metrics goes to the next."""
+        """Thin the older lines, and rewrite the file."""
         if self._broken:
             self._old, self._recent = [], []
             return
         old, self._recent = [*self._old, *self._recent[:-RECENT]], self._recent[-RECENT:]
-        if len(old) > OLD_MAX:
-            for dropped, kept in zip(old[::2], old[1::2], strict=False):
-                kept["values"] = {**dropped["values"], **kept["values"]}
-            old = [*old[1::2], *old[len(old) // 2 * 2 :]]  # the last one, where none comes after it
-        self._old = old
+        self._old = thinned(old, OLD_MAX // 2) if len(old) > OLD_MAX else old
         new = self._path.with_name(f"{LIVE}.new")
         told = [(one["n"], as_json(one)) for one in (*self._old, *self._recent)]
         lines = [self._head, *(line for _, line in sorted([*self._events, *self._last.values(), *told]))]
@@ -165,6 +174,26 @@ class Record:
         warnings.warn(why, RuntimeWarning, stacklevel=2)
 
 
+def thinned(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The first line, and the last one in each of up to `most` equal shares of the time: curves are as fine at their beginning as
+    later. What a dropped line says of metrics goes to the next.
+
+    Shares last a power of two of seconds: those of the next time are made of whole ones of this time, and lose nothing else.
+
+    >>> [one["t"] for one in thinned([{"t": t, "values": {}} for t in (1, 2, 3, 4, 6, 7, 8)], 2)]
+    [1, 3, 7, 8]
+    """
+    width_s = 2.0 ** ceil(log2(max(lines[-1]["t"], 1e-9) / most))
+    kept = [lines[0]]
+    for one in lines[1:]:
+        before = kept[-1]
+        if len(kept) > 1 and before["t"] // width_s == one["t"] // width_s:
+            one["values"] = {**before["values"], **one["values"]}
+            kept.pop()
+        kept.append(one)
+    return kept
+
+
 class RecordEnd(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The last line of a record."""
 
@@ -172,14 +201,40 @@ class RecordEnd(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     failed: bool = False
 
 
+class RecordNumbers(msgspec.Struct, frozen=True, tag_field="kind", tag="numbers"):
+    """All numbers of a `run` by path, the user's `values`, and what each worker is `at`. None: no number."""
+
+    run: str = ""
+    numbers: dict[str, float | None] = {}
+    values: dict[str, float | None] = {}
+    at: dict[int, str] = {}
+
+
 def ending(folder: Path) -> RecordEnd | None:
     """How a run ended, as its record says; None where it says nothing of it."""
+    lines = _last_lines(folder, LAST_MAX)
+    return next(_read(lines[-1:], RecordEnd), None)
+
+
+def last_numbers(folder: Path) -> RecordNumbers:
+    """The last that a record says; empty before training began."""
+    told = (one for one in reversed(_last_lines(folder, NUMBERS_MAX)) if b'"kind":"numbers"' in one)
+    return next(_read(told, RecordNumbers), RecordNumbers())
+
+
+def _last_lines(folder: Path, most: int) -> list[bytes]:
     try:
         with open(folder / LIVE, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_MAX))
-            return msgspec.json.decode(file.read().splitlines()[-1], type=RecordEnd)
-    except (OSError, IndexError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _read(lines: Iterable[bytes], kind: type[Line]) -> Iterator[Line]:
+    for one in lines:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # cut off, at either end, or another kind
+            yield msgspec.json.decode(one, type=kind)
 
 
 def _short(value: float) -> float:

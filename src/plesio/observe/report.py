@@ -77,15 +77,23 @@ def _unindented(file: Traversable) -> str:
 
 
 def in_rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A run.toml by lines: what was around the run, its settings and its strategy's answers.
+    """A run.toml by lines: what was around the run, its settings and its strategy's answers, which change with its phases.
 
     >>> in_rows({"strategy": {"every": "every step", "fields": {}}, "run": {"workers": 4, "until": {"accuracy": 0.95}}})
     [('workers', '4'), ('until', 'accuracy=0.95'), ('strategy: every', 'every step')]
+    >>> in_rows({"strategy": {"every": "every step", "fields": {"plan": []}}})
+    [('first phase: every', 'every step')]
     """
-    strategy = {f"strategy: {name}": one for name, one in document.get("strategy", {}).items() if name != "fields"}
+    strategy = document.get("strategy", {})
+    answers = "first phase" if "plan" in strategy.get("fields", {}) else "strategy"
+    named = {
+        f"{'strategy' if name == 'name' else answers}: {name}": one
+        for name, one in strategy.items()
+        if name != "fields"
+    }
     return [
         (name, _in_words(value))
-        for section in (document.get("surroundings", {}), document.get("run", {}), strategy)
+        for section in (document.get("surroundings", {}), document.get("run", {}), named)
         for name, value in section.items()
         if value not in ([], {}, "")
     ]
@@ -142,6 +150,8 @@ def _incidents(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def _departures(s: Summary) -> list[str]:
-    left = [worker for worker in s.workers if worker.left not in (None, "finished")]
+    """Workers that left, of which no incident tells."""
+    told = {incident.worker for incident in s.incidents}
+    left = [one for one in s.workers if one.left not in (None, "finished") and one.worker not in told]
     more = [f"{len(left) - _LEFT_MAX:,} more workers left"] if len(left) > _LEFT_MAX else []
-    return [*(f"worker {worker.worker} left: {worker.left}" for worker in left[:_LEFT_MAX]), *more]
+    return [*(f"worker {worker.worker} {worker.left}" for worker in left[:_LEFT_MAX]), *more]

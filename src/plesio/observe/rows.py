@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from plesio.observe.amounts import byte_size, number, percent
-from plesio.observe.totals import RowServer, RowsSummary, Totals
-
-OF_TABLE = *(one for one in RowsSummary.__struct_fields__ if one != "hot"), "stale_share", "mean_staleness"
-OF_SERVER = *RowServer.__struct_fields__, "wait_s"
-"""What sinks are told of each table and of each of several servers; a key is no number to plot."""
+from plesio.observe.totals import RowServer, RowsSummary
 
 LINES_MAX = 4
 HOT_SHARE, HOT_ROWS, HOT_MAX = 0.5, 10_000, 3
@@ -65,15 +61,3 @@ def in_lines(tables: Mapping[str, RowsSummary]) -> Iterable[str]:
             yield f"table {name}: the keys that most contributions pulled, estimated: {hot}"
     if len(tables) > LINES_MAX:
         yield f"and {len(tables) - LINES_MAX} more tables"
-
-
-def values(told: Totals) -> dict[str, float]:
-    """What sinks are told: of each table, and of each of several servers by its number.
-
-    >>> told = values(Totals(rows={"ids": RowsSummary(rows=800, stepped=2000, stale=500)}, row_servers=(RowServer(rows=800),)))
-    >>> told["rows/ids/stepped"], told["rows/ids/stale_share"], told["row_servers/0/rows"]
-    (2000, 0.25, 800)
-    """
-    tables = {f"rows/{name}/{what}": getattr(one, what) for name, one in told.rows.items() for what in OF_TABLE}
-    servers = enumerate(told.row_servers)
-    return tables | {f"row_servers/{k}/{what}": getattr(one, what) for k, one in servers for what in OF_SERVER}

@@ -6,7 +6,7 @@ import msgspec
 
 ALL = -1  # the key of what is counted for all workers together
 EACH_MAX = 8  # up to how many workers staleness is told of each
-LISTED_MAX = 64  # how many workers are told of by themselves
+LISTED_MAX = 64  # how many workers, and readers, are told of by themselves
 
 
 class WorkerNow(msgspec.Struct, frozen=True, array_like=True):
@@ -20,6 +20,18 @@ class WorkerNow(msgspec.Struct, frozen=True, array_like=True):
     wait_s: float
     exchange_s: float
     staleness: int  # of its last contribution that was folded
+
+
+class ReaderNow(msgspec.Struct, frozen=True, array_like=True):
+    """One that only reads. `version`: what it was given last, -1: none yet; `behind`: how many versions the run is ahead of that;
+    `silent_s`: since it last asked; `nbytes`: what it was sent; `judged`: if it evaluates, the version that it did last."""
+
+    name: str
+    version: int
+    behind: int
+    silent_s: float
+    nbytes: int
+    judged: int | None = None
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):

@@ -102,14 +102,14 @@ def limit_reached(name: str, limit: float) -> str:
     return f"{all_digits(limit)} {name} were up" if limit != 1 else f"1 {name.removesuffix('s')} was up"
 
 
-TOLD = "told to"  # how workers leave when the run is scaled down
+TOLD = "left as told"  # how workers leave in good order: the run is scaled down, or their machine is to be taken away
+ALL_LEFT = "all workers were told to leave"
+CUT_SHORT = ("interrupted", ALL_LEFT)  # how runs end that did not fail, and are to go on
 
 GONE = ("died", "evicted", "raised", TOLD)  # how workers leave before their work is done, while others go on
 
 DIVERGED = "the model diverged"  # how the incident begins that tells of weights with a NaN or an infinity
 SPOILT = 0.01  # a run in which a larger share of contributions was not finite did not do what it was to do
-
-UNLIKE = 1.25  # a smaller ratio of batch sizes comes of the last batches of epochs
 
 SENT = (Verdict.STALE.words, Verdict.NOT_FINITE.words)  # reasons to discard a contribution that its worker sent
 
@@ -184,15 +184,6 @@ class Summary(Totals, frozen=True, kw_only=True):  # type: ignore[misc]  # total
             return ""
         each = " to ".join(f"{number:,}" for number in dict.fromkeys((steps[0], steps[-1])))
         return f"{len(steps)} workers took {each} steps each and share no data; `worker.steps` shares them"
-
-    @property
-    def unlike(self) -> str:
-        """Batches of other sizes on other workers, which count alike: the mean gradient is not that of all their samples."""
-        sizes = sorted(one.samples / one.steps for one in self.workers if one.steps and one.samples)
-        if self.recipe != "allreduce" or not sizes or sizes[-1] < UNLIKE * sizes[0]:
-            return ""
-        step = f"a step has {sizes[0]:,.0f} samples on one worker and {sizes[-1]:,.0f} on another"
-        return f"{step}; allreduce counts both alike, as DDP does, and sync_sgd weighs by samples"
 
     @property
     def ideal_share(self) -> float:

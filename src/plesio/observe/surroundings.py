@@ -30,6 +30,7 @@ def surroundings(script: str) -> dict[str, str]:
         "script": script,
         "commit": _commit(Path(script).parent) if script else "",
         "packages": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "process": f"{os.getpid()} of {platform.node()}",
         "machine": f"{os.cpu_count()} cores ({_processor()}), {platform.system()} {platform.machine()}",
     }
     return {name: words for name, words in found.items() if words}

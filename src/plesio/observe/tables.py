@@ -61,7 +61,7 @@ def run_table(summary: Summary, folder: Path | None, *, lacking: Sequence[str] =
     for heading, _ in shows:
         table.add_column(heading, justify="right")
     if left:
-        table.add_column("left")
+        table.add_column("ended")
     for one in shown:
         table.add_row(*(of(one) for _, of in shows), *([left.get(one.worker, "")] if left else []))
     warning = [summary.spoilt] if summary.spoilt else []
@@ -122,7 +122,7 @@ def losses(summary: Summary) -> list[str]:
         for name, column in COLUMNS.items()
         if column.lost and (count := getattr(summary, name)) and (summary.ended == "finished" or not column.at_end)
     ]
-    return [*found, *filter(None, (summary.multiplied, summary.unlike, summary.uncounted))]
+    return [*found, *filter(None, (summary.multiplied, summary.uncounted))]
 
 
 def of_clients(summary: Summary) -> list[str]:

@@ -161,7 +161,9 @@ class Totals(msgspec.Struct, kw_only=True):
     ] = 0
     unshared: bool = False
     """Whether workers took data of their own, and counted nothing together."""
-    bytes: int = 0
+    bytes: Annotated[int, Column("bytes that workers and server sent each other", live=True)] = 0
+    deaths: Annotated[int, Column("workers that died or were evicted", live=True)] = 0
+    joins: Annotated[int, Column("workers that joined, those at the beginning and those that came back", live=True)] = 0
     shared_bytes: int = 0
     plain_bytes: int = 0
     served_s: float = 0.0

@@ -112,6 +112,11 @@ class RoundMade(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     model: Described | None = None
     structure: bytes = b""
 
+    @property
+    def built_from(self) -> bytes:
+        """The structure, if the model can be built from it here: rows of tables lie elsewhere."""
+        return self.structure if self.model is not None and not self.model.tables else b""
+
 
 class Writing(msgspec.Struct, tag=True, frozen=True):
     """The server to the launcher: a checkpoint is being written from now on, or (not `under_way`) no longer."""
@@ -171,7 +176,9 @@ class Returned(msgspec.Struct, tag=True, frozen=True):
 
 
 class Finished(msgspec.Struct, tag=True, frozen=True):
-    """A worker to the launcher: its training function returned; or a table server: the server has ended."""
+    """A worker to the launcher: its training function returned, or it left `early`; or a table server: the server has ended."""
+
+    early: bool = False
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

@@ -35,7 +35,8 @@ class Terms(msgspec.Struct, frozen=True):
     """What a worker has to know of its run. `seats`: for how many workers memory is laid out; `name`, `strategy`: as
     `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code; `lenient`:
     the run goes on without a worker that raises; `stealing`: fast workers take more of the data;
-    `servers`: hold the rows of tables; `by_round`: see `plesio.launch.job.Job`."""
+    `servers`: hold the rows of tables; `by_round`: see `plesio.launch.job.Job`; `readers`: the port at
+    which the run is read, if it is."""
 
     workers: int
     seats: int
@@ -49,6 +50,7 @@ class Terms(msgspec.Struct, frozen=True):
     stealing: bool = True
     servers: int = 1
     by_round: bool = False
+    readers: int = 0
 
 
 class Knock(msgspec.Struct, tag=True, frozen=True):

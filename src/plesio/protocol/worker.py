@@ -32,7 +32,7 @@ import msgspec
 from msgspec.structs import replace
 
 from plesio.core.events import Count as Count
-from plesio.core.events import Verdict, Whereabouts
+from plesio.core.events import Pushed, Verdict, Whereabouts
 from plesio.tables.spec import TableSpec
 from plesio.tensors.after_step import AfterStep
 from plesio.tensors.arena import ALL_PARTS
@@ -64,10 +64,13 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     after_step: AfterStep | None = None
     part: tuple[Region, ...] = ()
 
-    def without_code(self) -> Hello:
-        """As it comes from another host."""
+    def from_afar(self, worker: int, trusted: bool) -> Hello:
+        """As `worker` of another host is heard: there is nothing to look for here, and no code unless it is `trusted`."""
+        there = replace(self, worker=worker, model=replace(self.model, tables={}))
+        if trusted:
+            return there
         after = self.after_step and replace(self.after_step, code=b"")
-        return replace(self, structure=b"", after_step=after)
+        return replace(there, structure=b"", after_step=after)
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -191,6 +194,10 @@ class Aside(msgspec.Struct, array_like=True, frozen=True, gc=False):
     earlier: bool = False
     rows: bool = False
 
+    def added_to(self, usual: Pushed) -> Pushed:
+        """The event, with what it has of this."""
+        return replace(usual, adopted_at=self.adopted_at, earlier=self.earlier, rows=self.rows)
+
 
 NOTHING_ASIDE = Aside()
 
@@ -266,9 +273,10 @@ class WorkDone(Message):
 
 class Farewell(Message):
     """The end of the file after this is no death, and what the worker was to hand over is there whole. `samples`: of its last
-    step, where it counts them after each."""
+    step, where it counts them after each. `early`: it leaves before its training function is over."""
 
     samples: Count = 0
+    early: bool = False
 
 
 FromWorker = Contribution | DroppedStep | AskAhead | WorkDone | Farewell

@@ -15,6 +15,7 @@ A capability is a file of `plesio.server.capabilities`. It sees the program as `
 | `came`      | calls it with a contribution that brings attachments, before the sequencer hears of it             |
 | `folded`    | calls it when a version is made                                                               |
 | `discarded` | calls it when a contribution is not to count                                                  |
+| `answering` | calls it with an answer, before the memory says where what it names lies                      |
 | `unsettled` | writes no checkpoint while it holds                                                           |
 | `left_over` | hands files with these descriptors over at the end, too                                       |
 
@@ -32,7 +33,7 @@ from plesio.core.sequencer import Sequencer
 from plesio.memory.port import Memory
 from plesio.observe.meter import Meter
 from plesio.protocol.launcher import StopRequest
-from plesio.protocol.worker import Contribution
+from plesio.protocol.worker import Answer, Contribution
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.interfaces import Replies
 from plesio.server.recording import Recorder
@@ -47,7 +48,6 @@ class Serving(Protocol):
 
     sequencer: Sequencer
     memory: Memory
-    meter: Meter
     replies: Replies
     recorder: Recorder
     checkpointer: Checkpointer
@@ -56,6 +56,8 @@ class Serving(Protocol):
     by_round: bool
     now_s: float
 
+    @property
+    def meter(self) -> Meter: ...
     def tell(self, message: StopRequest) -> None: ...
     def standing(self, now_s: float) -> tuple[float, int, int]: ...
     def keep(self, now_s: float) -> None: ...
@@ -91,6 +93,7 @@ class Capability:
         """`ConfigurationError`, `CheckpointError`: the run cannot go on."""
 
     def discarded(self, discard: Discard) -> None: ...
+    def answering(self, answer: Answer) -> None: ...
     def unsettled(self) -> bool:
         return False
 

@@ -17,6 +17,7 @@ from plesio.core.sequencer import Sequencer, SequencerState
 from plesio.errors import CheckpointError, PlesioError
 from plesio.memory.port import Memory
 from plesio.memory.saved import Kept
+from plesio.memory.taking_over import without_last
 from plesio.server.checkpoints import CheckpointStore, Manifest, Saved, WorkerProgress, read
 from plesio.server.keeping import Keeping
 from plesio.strategy import Strategy
@@ -60,6 +61,8 @@ class Checkpointer:
         self.before = [WorkerProgress()] * seats
         self._made = [WorkerProgress()] * seats
         self._coming = [WorkerProgress()] * seats  # in a contribution that came and is not answered
+        self._late = set[int]()  # whose last one came too late
+        self._gives_back = any(one.may_come_late and one.send.feeds_back for one in strategy.phases)
         self.attachments = Attachments(seats)
         self.states = ClientStates(Path(keeping.clients)) if keeping.clients else None
         self.held_again: tuple[int, ...] = ()  # workers that go on with what they held before the run was resumed
@@ -80,8 +83,10 @@ class Checkpointer:
         if self.before[worker].contributions + number > self._made[worker].contributions:
             self._coming[worker] = told
 
-    def answered(self, worker: int, number: int) -> None:
-        """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step."""
+    def answered(self, worker: int, number: int, late: bool = False) -> None:
+        """Contribution `number` of `worker`, counted in its process, is dealt with; one called off was one step. `late`: it came
+        too late."""
+        (self._late.add if late else self._late.discard)(worker)
         made, one = self._made[worker], self._coming[worker]
         self._made[worker] = WorkerProgress(
             self.before[worker].contributions + number,
@@ -184,6 +189,7 @@ class Checkpointer:
     def again(self, worker: int) -> None:
         """Another process has this worker's seat: it counts its contributions from 1."""
         self.before[worker] = self._made[worker]
+        self._late.discard(worker)
         self._coming[worker] = WorkerProgress()
         self.attachments.again(worker)
 
@@ -201,7 +207,8 @@ class Checkpointer:
     def own_states(self, memory: Memory) -> dict[int, bytes]:
         """What each worker held after its last contribution that was answered; nothing of those that left."""
         states = {worker: memory.states.of(worker, number) for worker, number in enumerate(self._numbers)}
-        known = {worker: state for worker, state in states.items() if state}
+        late = self._late if self._gives_back else ()
+        known = {worker: without_last(state) if worker in late else state for worker, state in states.items() if state}
         return dict([*known.items()][:1]) if self._strategy.outer.in_worker else known
 
     def begins_anew(self) -> str:
@@ -220,6 +227,7 @@ class Checkpointer:
         held = [worker for worker in range(len(self._made)) if memory.states.hand_to(worker, states.get(worker))]
         self.held_again = tuple(held)
         self.before = list(self._made)
+        self._late.clear()
         self._coming = [WorkerProgress()] * len(self.before)
         self.attachments.restore(self.attachments.kept())
 

@@ -49,7 +49,7 @@ class Figures:
             workers=tuple(one.summary() for one in meter.seated),
         )
         tables = memory.rows.specs if memory.rows is not None else ()
-        now, timeline = self._now(now_s), meter.timeline()
+        now, timeline = self._now(now_s, last=True), meter.timeline()
         return Final(**asdict(totals), timeline=timeline, lies=lies, model=model, now=now, tables=tables)
 
     def lately(self, now_s: float, window_s: float) -> Lately:
@@ -57,7 +57,7 @@ class Figures:
         meter, timeline = self._meter, self._meter.lately(now_s, window_s)
         made = [one.steps for one in timeline if one.steps]
         return Lately(
-            phase=self._program.phase,
+            phase=self._program.sequencer.phases.now,
             timeline=timeline,
             workers=tuple(one.summary() for one in meter.seated if not one.left),
             steps=sum(made),
@@ -67,13 +67,13 @@ class Figures:
             served_s=len(made) * (meter.totals.served_s / max(1, meter.exchanges)),
         )
 
-    def _now(self, now_s: float) -> Standing:
+    def _now(self, now_s: float, last: bool = False) -> Standing:
         meter, sequencer, seated = self._meter, self._program.sequencer, self._meter.seated
         seats = sequencer.members.seats.items()
         held = {one for one, seat in seats if seat.waiting is not None and not meter.workers[one].ahead}
         listed = tuple(one.now(now_s, meter.zero_s, one.worker in held) for one in seated[:LISTED_MAX])
         stale = None
-        if now_s - self._stale_told_s >= STALE_S or self._program.ended_s is not None:
+        if last or now_s - self._stale_told_s >= STALE_S or self._program.ended_s is not None:
             self._stale_told_s = now_s
             stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
         waited_for, others = tuple(sequencer.waited_for[:LISTED_MAX]), len(seated) - len(listed)
@@ -97,4 +97,4 @@ class Figures:
         """An answer costs the bytes of the parameters that are not frozen; a contribution as many, or what it is packed in."""
         meter, memory = self._meter, self._program.memory
         whole = meter.exchanges * memory.push_bytes[ALL_PARTS] + meter.answers * memory.answer_bytes[ALL_PARTS]
-        return memory.part_bytes or whole + memory.row_bytes
+        return (memory.part_bytes or whole) + memory.bytes_beside

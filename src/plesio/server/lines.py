@@ -29,6 +29,7 @@ class Line:
     ready: bool = False
     leaving: bool = False  # it is told to end, with its next answer
     finished: bool = False
+    early: bool = False  # it left before its training function was over
     gone: bool = False
 
     @classmethod

@@ -50,10 +50,10 @@ class Peers:
             program.made_s = now_s
         program.receive(Reported(worker, incarnation, versions, work.batches), now_s)
 
-    def gone(self, worker: int, died: bool, now_s: float) -> None:
+    def gone(self, worker: int, died: bool, now_s: float, early: bool = False) -> None:
         """It finished or died: count what it folded and did not report, and take leave of it."""
         self._settle(worker, now_s)
-        self._program.left(worker, self._lines[worker].incarnation, died, now_s)
+        self._program.left(worker, self._lines[worker].incarnation, died, now_s, early)
 
     def _settle(self, worker: int, now_s: float) -> None:
         work, uncertain = unreported(self._board, worker, self._reported[worker], now_s)

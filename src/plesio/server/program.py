@@ -1,7 +1,7 @@
 """The server's program, one state machine: it is told what happens and when, has it decided, and carries that out.
 
-    message -> event -> sequencer -> effect -> memory (folding), replies (answers)
-                                            -> meter (figures), checkpointer, recorder (the journal)
+    message -> event -> sequencer -> effect -> memory (folding), replies (answers), checkpointer
+                                  then, of all together: meter (figures), recorder (the journal)
 
 One object under every clock. It reads no clock, knows no pipe and no tensor: drivers bring the events and the time, and carry the
 answers (`plesio.launch`: local, simulated, replayed; and the fault simulation).
@@ -106,7 +106,8 @@ class Program:
         self.listening = [False] * len(meter.workers)
         """Which workers answers reach."""
         self.replies = replies
-        self.meter = meter
+        self._meter = meter
+        self._uncounted: list[Callable[[], object]] = []  # of the event that is dealt with
         self.recorder = recorder or Recorder()
         self._answers = checkpointer is not None
         self.checkpointer = checkpointer or Checkpointer(Keeping(), strategy, sequencer.workers, len(meter.workers))
@@ -125,12 +126,13 @@ class Program:
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
         self.by_round = by_round
-        self._inherits = strategy.every.among_ranks  # a worker's successor goes on with what it held
+        self._inherits = strategy.begins_anew  # a worker's successor goes on with what it held
         self._told_choices: dict[int, int] = {}  # by worker: how many of them
         self.take_strategy()
         able = self._able = capabilities_of(self)
         self._came, self._folded = those_with(able, Capability.came), those_with(able, Capability.folded)
         self._discarded = those_with(able, Capability.discarded)
+        self._answering = those_with(able, Capability.answering)
         self.actions: dict[type, Callable[[Any], None]] = {
             events.Grant: self._grant,
             events.Fold: self._fold,
@@ -156,17 +158,26 @@ class Program:
             self.orders |= one.orders
             self._nbytes |= one.nbytes
 
+    @property
+    def meter(self) -> Meter:
+        """The figures of all that was done so far."""
+        self._count()
+        return self._meter
+
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for count in uncounted:
+            count()
+
     def nbytes(self, kind: type, worker: int, about: Any) -> int:
         """What goes over the line with a message of this `kind`, but for parameters; `about`: what the worker said."""
         return self._nbytes[kind](worker, about) if kind in self._nbytes else 0
 
     def take_strategy(self) -> None:
-        """Go by the strategy of the phase that the sequencer is in."""
-        rules = self.sequencer.phases
-        phase, strategy = self.phase, self.strategy = rules.now, rules.strategy
+        """Go by the strategy that the sequencer goes by."""
+        strategy = self.strategy = self.sequencer.strategy
         self._paces = Paces(strategy.every) if strategy.every.paced else None
         self._agreement = self._agreement.under(strategy)
-        self._only_time = Located(GoOn(0, False, Verdict.TAKEN, phase=phase), 0)  # where workers only take time
 
     # Of the run as a whole
 
@@ -201,10 +212,7 @@ class Program:
         self._seen.clear()
         for one in self._able:
             one.went_back()
-        self.sequencer = type(was).restore(
-            was.phases.whole, state.leases.workers, state, stealing=was.stealing, silence_s=was.members.silence_s
-        )
-        self.sequencer.leases.lone = was.leases.lone
+        self.sequencer = was.gone_back(state)
         self._begun_at = self.version
         self.take_strategy()
         self.memory.do(events.Share(self.sequencer.workers))
@@ -360,6 +368,7 @@ class Program:
         self.listening[worker] = True
         meter = self.meter.workers[worker]
         meter.came = True
+        self.meter.totals.joins += 1
         for one in self._able:
             one.joined(worker, now_s)
         self._joining[worker] = incarnation
@@ -382,19 +391,14 @@ class Program:
         memory, members = self.memory, self.sequencer.members
         if (own := memory.own) is not None and made.steps and members.seat(worker, incarnation) is not None:
             own.came(worker, made.number, self.version)
-        meter = self.meter.workers[worker]
-        done_s = meter.granted_s + made.worked_s if ready_s is None else ready_s
         if self._paces is not None:
             self._paces.took(worker, made.steps, made.worked_s)
-        meter.pushed(done_s, made.steps, made.samples, made.number)
-        if made.aside is not None or meter.ahead:
-            told = meter.ahead and ready_s is None  # else the driver tells of waits itself
-            meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
+        self._uncounted.append(partial(self._count_pushed, worker, made, ready_s))
         if self.checkpointer.counts:
             self.checkpointer.came(worker, made.number, WorkerProgress(1, made.steps, made.samples, made.batches))
         memory.told(worker, made)
         if made.attachments:
-            self._told(worker, made.attachments)
+            self._told(worker, made.attachments, now_s)
             for came in self._came:
                 came(worker, incarnation, made)
         if made.optimizer or self._agreement.watches:
@@ -402,16 +406,22 @@ class Program:
         self.receive(event_of(made, worker, incarnation), now_s, made.loss)
         if self._timing.waits:
             self.keep(now_s)
-        meter.held_since_s = self.replies.now_s()
-        self.meter.totals.served_s += meter.held_since_s - now_s
-        self.meter.totals.missing_gradients += made.missing
-        self.meter.exchanges += 1
+        self._meter.served(worker, now_s, self.replies.now_s(), made.missing)
         if not made.finite:
             self.non_finite.discarded(worker, f"contribution {made.number}")
 
-    def _told(self, worker: int, riding: Attached) -> None:
+    def _count_pushed(self, worker: int, made: Contribution, ready_s: float | None) -> None:
+        meter = self._meter.workers[worker]
+        meter.pushed(
+            meter.granted_s + made.worked_s if ready_s is None else ready_s, made.steps, made.samples, made.number
+        )
+        if made.aside is not None or meter.ahead:
+            told = meter.ahead and ready_s is None  # else the driver tells of waits itself
+            meter.goes_on(made.beside.goes_on, made.beside.waited_s if told else 0.0)
+
+    def _told(self, worker: int, riding: Attached, now_s: float) -> None:
         try:
-            self.checkpointer.attachments.told(worker, riding)
+            self.checkpointer.attachments.told(worker, riding, now_s)
         except ConfigurationError as error:
             self.trouble(worker, str(error), str(error), type(error).__name__)
 
@@ -442,12 +452,14 @@ class Program:
         self.listening[worker] = False
         self._joining.pop(worker, None)
         meter = self.meter.workers[worker]
+        evicted = meter.left == "evicted"  # which was counted
         meter.left_s, meter.left = self.replies.now_s(), "died" if died else TOLD if told else "finished"
         if died and not self.stopping:
+            self.meter.totals.deaths += not evicted
             alone = all(one.left for one in self.meter.seated)
             lent = self.sequencer.leases.per_epoch is not None  # else each has data of its own
             others = "" if alone else f"; the others go on{', its data goes to them' if lent else ''}"
-            if self.strategy.send.stepped and not self.strategy.every.by_client:  # a client begins with a fresh one
+            if self.strategy.keeps_inner_state:
                 others += "; the state of its optimizer is lost"
             what = f"worker {worker} {how}{others}"
             if self._inherits:
@@ -455,8 +467,8 @@ class Program:
                 what = f"what the workers did after version {self.version} is lost, and its data leased again{state}"
             self.trouble(worker, what, died=True)
 
-    def left(self, worker: int, incarnation: int, died: bool, now_s: float) -> None:
-        """Nothing comes of it any more."""
+    def left(self, worker: int, incarnation: int, died: bool, now_s: float, early: bool = False) -> None:
+        """Nothing comes of it any more. `early`: it left in good order before its training function was over."""
         seat = self.sequencer.members.seat(worker, incarnation)
         state = None
         if died and seat is not None and self._inherits:
@@ -467,7 +479,7 @@ class Program:
         own, waits = self.memory.own, seat is not None and seat.waiting is not None
         if own is not None and seat is not None and (wrong := own.left(worker, died, waits, self.version)):
             self.trouble(worker, f"worker {worker} {wrong}")
-        self.receive(events.Left(worker, incarnation, died), now_s)
+        self.receive(events.Left(worker, incarnation, died, early), now_s)
         if own is not None and not self.sequencer.members.seats:
             own.nobody_left()
 
@@ -488,7 +500,8 @@ class Program:
         for effect in effects:
             actions[type(effect)](effect)
         self.replies.decided()
-        self.recorder.told(event, effects, now_s, loss)  # those who may go on need not wait for the journal
+        self._count()  # those who may go on need not wait for figures, nor for the journal
+        self.recorder.told(event, effects, now_s, loss)
         return bool(effects)
 
     def _move(self, effect: events.Hold | events.Share | events.Forget) -> None:
@@ -496,63 +509,52 @@ class Program:
 
     def _show(self, show: events.Show) -> None:
         if self.listening[show.worker]:
-            self.memory.do(show)
+            self.memory.show(show)
 
     def _answer(self, effect: events.Grant | events.Cancel) -> Located:
-        """What a worker that is to go on is told."""
-        if not self._answers:
-            return self._only_time
+        """What a worker that is to go on is told, and where what it goes on from lies."""
+        if not (self._answers or self._answering):  # it only takes time
+            return NO_ANSWER
+        answer = self._told_by(effect) if self._answers else GoOn(0, False, Verdict.TAKEN)
+        for answering in self._answering:
+            answering(answer)
+        return self.memory.located(effect.worker, answer) if self._answers else Located(answer, 0)
+
+    def _told_by(self, effect: events.Grant | events.Cancel) -> Answer:
         worker, version, stop, attachments = effect.worker, effect.version, self.stopping, self.checkpointer.attachments
         if effect.number:
-            verdict, staleness = effect.verdict, effect.staleness
-            answer: Answer = GoOn(version, stop, verdict, staleness, attachments.answer, effect.steps, phase=self.phase)
-        else:
-            before = asdict(self.checkpointer.before[worker])
-            answer = Beginning(
-                version,
-                stop,
-                **before,
-                attachments=attachments.beginning(worker),
-                steps_granted=effect.steps,
-                phase=self.phase,
-            )
-        return self.memory.located(worker, answer)
+            return GoOn(version, stop, effect.verdict, effect.staleness, attachments.answer, effect.steps)
+        before = asdict(self.checkpointer.before[worker])
+        return Beginning(version, stop, **before, attachments=attachments.beginning(worker), steps_granted=effect.steps)
 
     def _grant(self, grant: events.Grant) -> None:
         worker, number = grant.worker, grant.number
         if number and self.checkpointer.counts:  # it is dealt with, whether anybody is left to hear of that
-            self.checkpointer.answered(worker, number)
+            self.checkpointer.answered(worker, number, grant.verdict is Verdict.STALE)
         if not self.listening[worker]:
             return
         if self._paces is not None:
             grant = replace(grant, steps=self._paces.allowed(worker))
         has_it_s = self.replies.granted(grant, self._answer(grant))
-        meter = self.meter.workers[worker]
-        if not number:  # the first version everybody has
-            meter.granted_s = has_it_s
-            return
-        self.meter.answers += 1
-        meter.granted(has_it_s, self.now_s if grant.freed_by_other else None)
+        released_s = self.now_s if grant.freed_by_other else None
+        self._uncounted.append(partial(self._meter.granted, worker, number, has_it_s, released_s))
 
     def _cancel(self, cancel: events.Cancel) -> None:
         worker = cancel.worker
         if self.checkpointer.counts:
-            self.checkpointer.answered(worker, cancel.number)
+            self.checkpointer.answered(worker, cancel.number, late=True)
         if not self.listening[worker]:
             return
         heard_s = self.replies.called_off(cancel, self._answer(cancel))
-        self.meter.answers += 1
-        if heard_s is not None:
-            self.meter.workers[worker].cancelled(heard_s, cancel.number)
+        self._uncounted.append(partial(self._meter.cancelled, worker, cancel.number, heard_s))
 
     def _fold(self, fold: events.Fold) -> None:
         self.made_s = self.now_s
-        for member in fold.members:
-            self.meter.folded(member.worker, member.staleness)
+        self._uncounted.append(partial(self._meter.folded, fold.members))
         if self._agreement.watches:
             self._agreement.check(fold, self.sequencer.workers)
         try:
-            self.memory.do(fold)
+            self.memory.fold(fold)
             for folded in self._folded:
                 folded(fold)
         except (ConfigurationError, CheckpointError) as error:
@@ -564,7 +566,7 @@ class Program:
         else:
             for discarded in self._discarded:
                 discarded(discard)
-            self.meter.dropped(discard.worker, discard.verdict.words)
+            self._uncounted.append(partial(self._meter.dropped, discard.worker, discard.verdict.words))
 
     def _leased(self, leased: events.Leased) -> None:
         worker, choices = leased.worker, self.sequencer.leases.choices
@@ -583,12 +585,10 @@ class Program:
         self.listening[worker] = False
         meter = self.meter.workers[worker]
         meter.left_s, meter.left = self.now_s, "evicted"
+        self.meter.totals.deaths += 1
         self.replies.evicted(evict)
 
 
 def event_of(made: Contribution, worker: int, incarnation: int) -> events.Pushed:
     usual = events.Pushed(worker, incarnation, made.number, made.steps, made.samples, made.batches, made.finite)
-    if made.aside is None:
-        return usual
-    aside = made.aside
-    return replace(usual, adopted_at=aside.adopted_at, earlier=aside.earlier, rows=aside.rows)
+    return usual if made.aside is None else made.aside.added_to(usual)

@@ -24,12 +24,13 @@ class Strategy:
 
     Args:
         name: what to call it in tables; a recipe's name with its settings.
-        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`, `Clients()`.
+        every: how long a worker trains on its own: `Steps(h)`, `Seconds(t)`, `PostLocal(h, after)`, `Adaptive(h)`, `Aligned(h)`,
+            `Clients()`.
         send: what it sends: `Gradient()`, `Parameters()`, `Delta(codec)`.
         admit: does the contribution count: `Everything()`, `Fresh(within)`.
         weigh: how much: `Equal()`, `Inverse()`, `Polynomial(a)`, `Hinge(a, b)`, `DelayAdaptive()`, `BySamples(a)`.
         gather: when contributions become a version: `Each()`, `Buffer(k, deadline_s)`, `Round(first, grace_s)`.
-        combine: how several become one: `Mean()`, `Median()`, `TrimmedMean(part)`, `Krum(f, keep)`.
+        combine: how several become one: `Mean()`, `Median()`, `TrimmedMean(part)`, `Krum(f, keep)`, `LowRank(a, b)`.
         rows: when rows of tables (`plesio.Table`) step: `WithFold()`, `AtOnce()`.
         correct: what staleness is corrected by: `Plain()`, `WorkerMomentum()`, `DelayCompensated()`, `GapAware()`.
         outer: how they move the parameters: `UserOptimizer(lr_scale)`, `InWorker()`, `Average(rate)`,
@@ -98,7 +99,7 @@ class Strategy:
         rate = [one for one in getattr(self.outer, "settings", ()) if one[0] == "lr"]
         mine = self.every, self.send, self.weigh, self.gather, self.adopt, self.outer
         plain = answers.Clients(), answers.Delta(control=True), answers.Equal(), answers.Round(), answers.Replace()
-        if not rate or self.combine.robust or mine != (*plain, answers.Outer("SGD", "sum", rate)):
+        if not rate or not self.combine.adds_up or mine != (*plain, answers.Outer("SGD", "sum", rate)):
             raise StrategyError(
                 f"{self.name}: control variates travel as they are, and move by the sum of a whole round of clients; take "
                 "scaffold(), without buffers, codec, privacy or a leash"
@@ -123,6 +124,26 @@ class Strategy:
     def steps_in_workers(self) -> bool:
         """Whether workers step their optimizers themselves, in one of its phases."""
         return any(one.send.stepped or one.outer.in_worker or not one.via.at_server for one in self.phases)
+
+    @property
+    def keeps_inner_state(self) -> bool:
+        """Whether a worker's own optimizer goes on from one exchange to the next: a client begins with a fresh one."""
+        return self.send.stepped and not self.every.by_client
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether a checkpoint keeps something of each worker: its optimizer's state, or what packing left out of gradients."""
+        return self.send.stepped or (self.send.feeds_back and not self.outer.in_worker)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether all its processes begin anew when one of them dies, and go on with what they held: they are one worker."""
+        return self.every.among_ranks
+
+    @property
+    def first(self) -> Strategy:
+        """The one that a run begins under."""
+        return self.phases[0]
 
     @property
     def phases(self) -> tuple[Strategy, ...]:
@@ -163,7 +184,7 @@ class Strategy:
     def in_lock_step(self) -> bool:
         """Whether every worker waits for every fold: then nobody gets ahead, and data is shared out evenly."""
         even = answers.Steps, answers.PostLocal, answers.Shown
-        return self.gather == answers.Round() and isinstance(self.every, even)
+        return self.gather == answers.Round(least=self.gather.least) and isinstance(self.every, even)
 
     def goes_on(self, away: bool, momentum: bool = False) -> bool:
         """Whether a worker does while its answers travel; `away`: it is on another host than the server. By default nobody whose
@@ -172,16 +193,28 @@ class Strategy:
         return self.adopt.late and (by_default or not self.adopt.away)
 
     @property
+    def sends_as_ddp(self) -> bool:
+        """Whether torch's DDP can reduce what it sends: whole, or in half precision."""
+        return self.send.codec is None or isinstance(self.send.codec, answers.Cast)
+
+    @property
+    def may_come_late(self) -> bool:
+        """Whether what a worker sends may come too late to count."""
+        return not self.admit.unconditional and self.gather != answers.Round()
+
+    @property
     def in_memory(self) -> Strategy | None:
-        """What computes the same in one host's shared memory, where an all-reduce may go through that."""
-        return replace(self, via=answers.Server()) if self.via == answers.AllReduce() else None
+        """What does it in one host's shared memory, where an all-reduce may go through that: by the samples of each gradient."""
+        return (
+            replace(self, via=answers.Server(), weigh=answers.BySamples()) if self.via == answers.AllReduce() else None
+        )
 
     @property
     def as_island(self) -> Strategy:
         """What one worker is told whose processes all-reduce among themselves: it shows the server its parameters."""
         return Strategy(
             name=self.name,
-            every=answers.Shown(),
+            every=answers.Shown(half=None if self.send.codec is None else str(self.send.codec)),
             send=answers.Parameters(),
             admit=answers.Fresh(within=0),
             gather=answers.Round(),
@@ -241,9 +274,10 @@ class Strategy:
 
 
 LATER = {
-    "control", "rows", "combine", "grace_s", "deadline_s", "least", "proximal", "privacy", "secure", "fragments", "over", "ahead"
+    "control", "rows", "combine", "grace_s", "slack", "deadline_s", "least", "proximal", "privacy", "secure", "fragments", "over",
+    "ahead", "Gradient.codec", "Gradient.feedback", "half",
 }  # fmt: skip
-"""Answers, and fields of answers, that came later. One that says what is done without it is not written."""
+"""Answers, and fields of answers (all, or one kind), that came later. One that says what is done without it is not written."""
 ANSWERS = {
     field: kinds for field, kinds in get_type_hints(Strategy).items() if field not in ("name", "plan", "chooses")
 }
@@ -262,7 +296,9 @@ def _answer(field: str, data: Mapping[str, Any]) -> Any:
 
 
 def _plain(answer: answers.Answer) -> dict[str, Any]:
-    own = {one.name: getattr(answer, one.name) for one in fields(answer)}  # type: ignore[arg-type]
+    kind, known = type(answer).__name__, {one.name: one.default for one in fields(answer)}  # type: ignore[arg-type]
+    own = {key: getattr(answer, key) for key in known}
+    own = {key: value for key, value in own.items() if f"{kind}.{key}" not in LATER or value != known[key]}
     used = {key: value for key, value in own.items() if key not in LATER or value != getattr(answers.Answer, key, None)}
     values = {key: _plain(value) if isinstance(value, answers.Answer) else value for key, value in used.items()}
-    return {"is": type(answer).__name__, **values}
+    return {"is": kind, **values}

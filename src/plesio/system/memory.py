@@ -51,6 +51,8 @@ class SharedBlock:
     >>> block.close(); twin.close()
     """
 
+    _close = staticmethod(os.close)  # which is no longer in `os` when a script ends that has a block among its globals
+
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
@@ -77,7 +79,7 @@ class SharedBlock:
     def close(self) -> None:
         """Let go of the descriptor; the memory goes when the last tensor over it does."""
         if self.fd >= 0:
-            os.close(self.fd)
+            self._close(self.fd)
             self.fd = -1
 
     def __del__(self) -> None:

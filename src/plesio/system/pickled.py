@@ -1,4 +1,5 @@
-"""What a user's functions refer to, as bytes for another process: cloudpickle's, and settings go by their name.
+"""What a user's functions refer to, as bytes for another process: cloudpickle's, settings go by their name, and what a script
+caches (`functools.cache`) goes by value, as its functions do.
 
 cloudpickle sends a module by its name, but a module of a class of its own (`torch.backends.cudnn`, `torch._dynamo.config`) not at
 all, and a copy of `matplotlib.rcParams` sets nothing. Each stands for settings of the process that it is in.
@@ -7,6 +8,7 @@ all, and a copy of `matplotlib.rcParams` sets nothing. Each stands for settings 
 from __future__ import annotations
 
 import copyreg
+import functools
 import pkgutil
 import sys
 from types import ModuleType
@@ -37,6 +39,7 @@ def send_settings_by_name() -> None:
         kinds.append(type(parameters))
     for kind in kinds:
         copyreg.pickle(kind, _named)
+    copyreg.pickle(functools._lru_cache_wrapper, _cached)
 
 
 def _named(one: Any) -> Any:
@@ -46,3 +49,16 @@ def _named(one: Any) -> Any:
     except (ImportError, AttributeError, ValueError):
         found = False
     return (pkgutil.resolve_name, (name,)) if found else one.__reduce_ex__(4)
+
+
+def _cached(one: Any) -> Any:
+    """By name where another process can import it; that of a script is made anew, with nothing in its cache."""
+    try:
+        found = one.__module__ != "__main__" and pkgutil.resolve_name(f"{one.__module__}:{one.__qualname__}") is one
+    except (ImportError, AttributeError, ValueError):
+        found = False
+    return one.__reduce__() if found else (_cached_anew, (one.__wrapped__, one.cache_parameters()))
+
+
+def _cached_anew(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)

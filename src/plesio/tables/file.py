@@ -63,6 +63,12 @@ def save_rows(path: str | Path, spec: TableSpec, kept: KeptRows) -> None:
         raise CheckpointError(f"{place} cannot be written: {error}; make room, or give another path") from error
 
 
+def spec_of(path: Path) -> TableSpec:
+    """What the table is that a run left in that file."""
+    with safe_open(path, framework="np") as file:
+        return msgspec.json.decode((file.metadata() or {})["spec"], type=TableSpec)
+
+
 def load_rows(path: str | Path, spec: TableSpec) -> KeptRows:
     """The rows of a file, for a table of this spec; of one in a checkpoint with those of the files that go on from it.
 

@@ -5,7 +5,7 @@ Each of these raises `ConfigurationError` for a setting that is out of its range
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -17,6 +17,7 @@ DIM_MAX = 1 << 14
 SCALE = 0.05
 VERSIONS = (1 << 32) - 1
 """A row's version is below this."""
+Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 TIMES_MAX = 1 << 31
 
 

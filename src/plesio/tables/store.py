@@ -329,6 +329,19 @@ class Store:
         self._moved = self._moved or self.held > 0
         self._at, self._candidates = at, candidates
 
+    def catch_up(self, kept: Mapping[str, NDArray[Any]], clock: int) -> None:
+        """Have these rows as they are there, and all others as they are: of a store whose rows stepped since, up to `clock`."""
+        keys, values, width = kept["keys"], kept["values"], int(self._at.numbers[WIDTH])
+        rows = np.empty(len(keys), np.int64)
+        scratch = np.empty((len(keys), self.spec.dim), np.float32)
+        kernels.pull(self._at, *self._first, 0, life.FOREVER, True, keys, scratch.reshape(-1), rows)
+        words, known = self._at.words[: len(self._at.words) // width * width].reshape(-1, width), rows >= 0
+        words[rows[known], : self.spec.dim] = values[known].view(np.uint32)
+        words[rows[known], width - VERSION] = kept["versions"][known]
+        new = ~known
+        self._put(self._at, keys[new], values[new], values[new][:, :0], kept["versions"][new])
+        self.sweep(clock, SLICE + 4 * len(keys))
+
     def _put(self, at: Arrays, keys: Any, values: Any, states: Any, versions: Any) -> None:
         if not 0 <= versions.min(initial=0) <= versions.max(initial=0) < VERSIONS:
             raise CheckpointError(f"versions of {self._named} are not between 0 and {VERSIONS - 1}")

@@ -11,21 +11,23 @@ from typing import Any
 
 import torch
 
-from plesio.strategy.answers import Krum, Mean, Median, TrimmedMean
+from plesio.strategy.answers import Krum, LowRank, Mean, Median, TrimmedMean
 from plesio.tensors.arena import Arena, Kind
+from plesio.tensors.low_rank import ProductMean
 from plesio.tensors.mean import mean_into, weighted_into
 
 BLOCK = 1 << 14
 """Elements of each contribution in a block, so that a few of them fit the cache."""
-Combined = Callable[[Arena, Sequence[Arena], int], None]
-"""Makes one contribution of several, but for segments of which all is absent. It may lie where the first one does."""
+Combined = Callable[..., None]
+"""Makes one contribution (`Arena`) of several (`Sequence[Arena]`), but for segments of which all is absent (`int`). It may lie
+where the first one does. What is not robust also wants their shares, and what they are differences from, if they are."""
 
 
 def middle(cut: Callable[[int], int]) -> Combined:
     """Of each coordinate the mean of n values without the `cut(n)` smallest and largest; where these are equal, to the bit. Of
     whole numbers and bools, such as a batch-norm layer's count of batches, the one in the middle."""
 
-    def combine(out: Arena, parts: Sequence[Arena], absent: int) -> None:
+    def combine(out: Arena, parts: Sequence[Arena], absent: int, *_: object) -> None:
         first, behind = cut(len(parts)), len(parts) - cut(len(parts))
         for target, *values in blocks([out, *parts], absent, Kind.TRAINED, Kind.BUFFER):
             ordered = in_order(torch.stack(values))
@@ -59,7 +61,7 @@ def in_order(values: torch.Tensor) -> list[torch.Tensor]:
 def krum(rule: Krum) -> Combined:
     """The mean of those that are closest to the others; of equal ones the lower workers'."""
 
-    def combine(out: Arena, parts: Sequence[Arena], absent: int) -> None:
+    def combine(out: Arena, parts: Sequence[Arena], absent: int, *_: object) -> None:
         nearest = distances(parts, absent).sort(dim=1).values[:, : len(parts) - rule.f - 2]
         closest = nearest.sum(1).argsort(stable=True)[: rule.keep].tolist()
         chosen = [
@@ -95,5 +97,6 @@ COMBINED: dict[type, Callable[[Any], Combined] | None] = {
     Median: lambda _: middle(lambda count: (count - 1) // 2),
     TrimmedMean: lambda rule: middle(lambda count: int(rule.part * count + 1e-9)),
     Krum: krum,
+    LowRank: ProductMean,
 }
 """The arithmetic of each answer to `combine`, but for the mean, which is made on the way."""

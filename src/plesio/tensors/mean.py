@@ -151,7 +151,8 @@ def move_towards(target: Arena, current: Arena, mean: Arena, rate: float) -> Non
 
 
 def blend_buffers(target: Arena, current: Arena, mean: Arena, share: float) -> None:
-    """Move the model's buffers towards the contributions' by their `share` of the workers; in rounds (1) replace them.
+    """Move the model's buffers towards the contributions' by their `share` of the workers; a round without late ones (1) replaces
+    them.
 
     Elements that are equal, or of which one is infinite, become the contributions' value.
     """

@@ -226,8 +226,8 @@ def dump_structure(model: nn.Module, tensors: list[torch.Tensor]) -> bytes:
     if tensors and pickler.met.isdisjoint(map(id, tensors)):
         raise ConfigurationError(
             f"evaluate gets a copy of the model over the run's weights, and {type(model).__name__} pickles copies of its own "
-            "weights, as Keras's models do: evaluate would see those of the beginning. Leave evaluate out, build the model after "
-            "ps.run, and score it with model.load_state_dict(run.state_dict)"
+            "weights, as Keras's models do: evaluate would see those of the beginning. Say what builds one: "
+            "ps.run(..., model=build)"
         )
     return file.getvalue()
 
@@ -241,12 +241,16 @@ class BuiltModel(NamedTuple):
     def over(self, tensors: list[torch.Tensor]) -> nn.Module:
         """The model, with these tensors."""
         model = self.build()
+        built = model.state_dict(keep_vars=True)
         try:
             model.load_state_dict({name: tensors[index] for name, index in self.names}, assign=True)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"ps.run(model=...) builds a {type(model).__name__} that is not the model given to prepare: {error}"
             ) from error
+        for name, index in self.names:  # Keras's layers hold their parameters beside the module, too
+            if not built[name].is_meta:
+                built[name].data = tensors[index].data
         return model
 
 

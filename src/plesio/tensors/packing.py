@@ -18,7 +18,7 @@ from plesio.tensors.mean import mean_into
 
 
 class Packing:
-    """How a model's deltas are packed by `codec`."""
+    """How a model's deltas or gradients are packed by `codec`."""
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._packer = packer_for(codec)
@@ -68,19 +68,22 @@ class Packing:
         """An error memory: of the model's size, and empty."""
         return Arena.private(self._layout, device)
 
-    def pack(self, start: Arena, now: Arena, slot: Arena, held: Arena | None, part: int = ALL_PARTS) -> None:
-        """Bring what moved of this part between `start` and `now`, and the buffers of `now`, into `slot`. It is packed on the
-        device of `now`, where `held` is, too; from there the packed bytes are copied."""
-        device = now.memory.device
+    def pack(self, start: Arena, now: Arena | None, slot: Arena, held: Arena | None, part: int = ALL_PARTS) -> None:
+        """Bring what moved of this part between `start` and `now`, and the buffers of `now`, into `slot`; without a `now`, the
+        gradient in `start`, and its buffers. It is packed on the device of `now`, or of the gradient, where `held` is, too; from
+        there the packed bytes are copied."""
+        here = start if now is None else now
+        device = here.memory.device
         for place in self._of(self._plain, part):
-            slot.flat[place].copy_(start.flat[place].to(device) - now.flat[place])
+            before = start.flat[place]
+            slot.flat[place].copy_(before if now is None else before.to(device) - now.flat[place])
         for place in self._of(self._packed, part):
             error, into = held.flat[place] if held is not None else None, self._bytes(slot, place)
             packed = into if device == CPU else torch.empty_like(into, device=device)
-            self._packer.pack(start.flat[place], now.flat[place], packed, error)
+            self._packer.pack(start.flat[place], now.flat[place] if now is not None else None, packed, error)
             if packed is not into:
                 into.copy_(packed)
-        slot.copy_from(now, Kind.BUFFER)
+        slot.copy_from(here, Kind.BUFFER)
 
     def mean_into(self, out: Arena, slots: Sequence[Arena], shares: Sequence[float], absent: int = 0) -> Arena:
         """`out` = the weighted sum of what lies in the slots. Segments that are `absent` as a whole are left as they are."""

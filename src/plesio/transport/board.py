@@ -12,6 +12,10 @@ step n is known to be folded.
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections.abc import Callable
+
 from plesio.system.memory import SharedBlock
 from plesio.tensors.arena import PAGE
 
@@ -39,6 +43,7 @@ class Board:
 
     Attributes:
         stopped: 1 once the run is to end.
+        version: where somebody reads the run, its newest one.
         mirror_wanted: the number of the copy of the parameters that is asked for, counted from 1; 0: none is.
 
     >>> board = Board(SharedBlock.create(PAGE, "the board"), workers=2)
@@ -51,12 +56,24 @@ class Board:
 
     stopped = _Cell(0)
     mirror_wanted = _Cell(1)
+    version = _Cell(2)
 
     def __init__(self, block: SharedBlock, workers: int) -> None:
         self._block = block
         self._cells = block.memory.numpy().data.cast("q")  # ten times quicker than numpy for single numbers
         self._folds = self._cells[_FOLDS : _FOLDS + workers]
         self._lines = self._cells[_FOLDS + workers : _FOLDS + workers + workers * _LINE]
+
+    @staticmethod
+    def watched(descriptor: int) -> Callable[[], int]:
+        """What gives the newest version, for one that may only read; takes the descriptor over."""
+        cells = memoryview(mmap.mmap(descriptor, PAGE, prot=mmap.PROT_READ)).cast("q")
+        os.close(descriptor)
+        return lambda: cells[2]
+
+    def read_only(self) -> int:
+        """A descriptor of it by which nobody can write."""
+        return os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     @classmethod
     def attach(cls, descriptor: int, workers: int) -> Board:

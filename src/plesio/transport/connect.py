@@ -17,7 +17,14 @@ PEER = struct.Struct("3i")
 """What the kernel tells of the process at the other end of a Unix socket: its number, user and group."""
 
 
-def connect(host: str, port: int, token: str, credentials: Credentials | None, ticket: bytes) -> Wire:
+def connect(
+    host: str,
+    port: int,
+    token: str,
+    credentials: Credentials | None,
+    ticket: bytes,
+    timeout_s: float = CONNECT_S,
+) -> Wire:
     """A connection with a proxy; both sides have proved themselves.
 
     Args:
@@ -30,7 +37,7 @@ def connect(host: str, port: int, token: str, credentials: Credentials | None, t
     peer = f"the head at {host}:{port}"
     if credentials is None:
         secure.credentials(None, host=host)  # plain text, where nobody said so, stays on this host
-    connection = socket.create_connection((host, port), timeout=CONNECT_S)
+    connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
         secure.prove(connection, token, ticket)
         return SocketWire(secure.secured(connection, token, credentials, server_side=False, host=host), peer)

@@ -30,6 +30,8 @@ GIVEN = 2
 """The place of what the server gave."""
 ASKED = PLACE - 1
 """The byte that says whether a checkpoint waits."""
+LEFT_OUT, BEFORE = "left out", "left out before"
+"""What packing left out, and what it had left out before the last contribution: that holds again if this comes too late."""
 CLOSE_S = 10.0
 """Exchanges that are closer leave nothing of a device, unless a checkpoint waits: there is another one soon."""
 

@@ -22,10 +22,11 @@ def check_installed() -> None:
 
 
 @contextmanager
-def live_page(runs: Path) -> Iterator[str]:
-    """Serve the runs in a folder on this host's loopback; gives the address to open."""
+def live_page(runs: Path, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve the runs in a folder; gives the address to open. Port 0 takes any."""
     check_installed()
-    command = [sys.executable, "-m", "plesio", "watch", str(runs), "--port", "0", "--while-piped"]
+    where = ["--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "plesio", "watch", str(runs), *where, "--while-piped"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None, "they are pipes"
         try:

@@ -7,6 +7,15 @@
 | /events?run=NAME&run=NAME   | a stream: for each run, the lines of its record that are new        |
 | /ask?run=NAME&what=stop     | POST: asks a run under way for what `plesio.observe.asked` knows    |
 
+And without the token, for monitors, which read only:
+
+| address   | answers                                                                                         |
+| --------- | ----------------------------------------------------------------------------------------------- |
+| /metrics  | all numbers of runs that are under way or have just ended, in the format of OpenMetrics          |
+| /status   | how they stand, for people; 503 where one stands still, failed, or there is none                 |
+| /healthz  | 200; 503 where the head of the run that the page is served for has hung for `HANGS_S`            |
+| /readyz   | 200 while a run is under way or waits for its workers, else 503                                  |
+
 The server holds no run in memory: for each page that is open it knows how far it has read.
 """
 
@@ -34,10 +43,13 @@ from plesio.errors import ConfigurationError
 from plesio.observe.asked import ASKED, ask
 from plesio.observe.encoding import as_json
 from plesio.observe.record import ending
+from plesio.observe.sinks.exposition import CONTENT_TYPE, Exposition
 from plesio.watch.runs import Tail, found, listed
+from plesio.watch.status import STILL_S, Status, statuses
 
 EVERY_S = 0.5  # how often runs under way are looked at
 LAST_S = 1.0  # how long an open page has to read the end of the run that it was served for
+HANGS_S = 600.0  # twice as long as a head waits for its server by default
 BEAT = 20
 """After so many looks without anything new, something is sent all the same, so that a closed page is noticed."""
 SHOWN_MAX = 10  # how many runs a page shows at a time
@@ -62,10 +74,11 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Page:
-    """The server for the runs in one folder."""
+    """The server for the runs in one folder; `own`: of one run, with which it ends."""
 
-    def __init__(self, runs: Path, sock: socket.socket) -> None:
-        self._all, self._socket = runs, sock
+    def __init__(self, runs: Path, sock: socket.socket, own: bool = False) -> None:
+        self._all, self._socket, self._own = runs, sock, own
+        self._exposition = Exposition(open_metrics=True)
         self.token = secrets.token_urlsafe(16)
         routes = [
             Route("/runs", self._runs),
@@ -74,7 +87,13 @@ class Page:
             Route("/", _static("live.html")),
             *(Route(f"/{name}", _static(name)) for name in FILES),
         ]
-        app = Starlette(routes=[Mount(f"/{self.token}", routes=routes)])
+        monitors = [
+            Route("/metrics", self._metrics),
+            Route("/status", self._status),
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+        ]
+        app = Starlette(routes=[*monitors, Mount(f"/{self.token}", routes=routes)])
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
         self._server = uvicorn.Server(config)
 
@@ -126,6 +145,33 @@ class Page:
                 yield 'data: {"idle":true}\n\n'
             if not new:
                 await asyncio.sleep(EVERY_S)
+
+    async def _statuses(self) -> list[Status]:
+        return await asyncio.to_thread(statuses, self._all)
+
+    async def _metrics(self, request: Request) -> Response:
+        text = self._exposition.text(one.shown for one in await self._statuses())
+        return Response(text, media_type=CONTENT_TYPE, headers=HEADERS)
+
+    async def _status(self, request: Request) -> Response:
+        try:
+            still_s = float(request.query_params.get("still_s", STILL_S))
+        except ValueError:
+            return PlainTextResponse("still_s= takes seconds\n", 400, HEADERS)
+        known = await self._statuses()
+        shown = [one for one in known if one.end is None] or known[:1]
+        words = "\n\n".join(one.in_words(still_s) for one in shown) or "no run is under way"
+        well = bool(shown) and all(one.state(still_s)[1] for one in shown)
+        return PlainTextResponse(f"{words}\n", 200 if well else 503, HEADERS)
+
+    async def _healthz(self, request: Request) -> Response:
+        told = [one for one in await self._statuses() if one.told.numbers and one.end is None] if self._own else []
+        hangs = any(one.listed.silent_s > HANGS_S for one in told)
+        return PlainTextResponse("the run hangs\n" if hangs else "ok\n", 503 if hangs else 200, HEADERS)
+
+    async def _readyz(self, request: Request) -> Response:
+        ready = any(one.end is None for one in await self._statuses())
+        return PlainTextResponse("ok\n" if ready else "no run is under way\n", 200 if ready else 503, HEADERS)
 
     async def _ask(self, request: Request) -> Response:
         name, what = request.query_params.get("run", ""), request.query_params.get("what", "")

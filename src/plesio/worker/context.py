@@ -20,12 +20,15 @@ from plesio import tables
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import Hello
+from plesio.reading.place import ReadingPlace
 from plesio.strategy import Strategy
 from plesio.tables.module import named_tables, without_rows
 from plesio.tensors.after_step import AfterStep
+from plesio.tensors.arena import Kind
 from plesio.tensors.carrying import Carried, States
 from plesio.tensors.cut import cut
 from plesio.tensors.local import is_split
+from plesio.tensors.low_rank import check_pairs
 from plesio.tensors.model import Described, describe, dump_plain, dump_structure, with_control
 from plesio.tensors.rows import tables_of
 from plesio.tensors.several import specs_of
@@ -37,6 +40,7 @@ from plesio.worker.island import Island
 from plesio.worker.own_part import OwnPart
 from plesio.worker.row_exchange import check_strategy
 from plesio.worker.state import WorkerState
+from plesio.worker.warn import listed, warn
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class WorkerContext(Lessor, Protocol):
     state: WorkerState
     states: str  # the folder for what clients keep; empty where not all workers see the same
     island: Island
+    read_at: ReadingPlace | None  # where the run can be read
 
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Take part with this; returns when training begins. The model is the one to call."""
@@ -114,6 +119,10 @@ def introduction(
                 f"ps.scaffold knows a client's mean gradient by how its steps moved it: leave out {what}"
             )
         described, tensors = with_control(described, tensors)
+    for phase in strategy.phases:
+        check_pairs(phase.combine, described.specs)
+    if rank == 0:
+        _warn_of_whole(strategy, described)
     described = replace(described, specs=cut(described.specs, strategy.send.fragments))
     names = [spec.name for spec in described.specs]
     check_apart([*names, *own.tensors], [*tensors, *own.tensors.values()])
@@ -131,6 +140,17 @@ def introduction(
         after_step=given.after_step,
     )
     return hello, specs[0].carried, tensors
+
+
+def _warn_of_whole(strategy: Strategy, described: Described) -> None:
+    """A codec that packs nothing of this model is one that was not meant."""
+    packing = [one.name for one in strategy.phases if not one.sends_as_ddp]
+    kinds = sorted({one.dtype for one in described.specs if one.kind is Kind.TRAINED})
+    if packing and "float32" not in kinds:
+        warn(
+            f"{packing[0]}: a codec packs float32, and the parameters here are of {listed(kinds)}: they travel as they are. "
+            "Leave the codec out, or keep parameters in float32 and compute in half precision, with torch.autocast"
+        )
 
 
 def _structure(

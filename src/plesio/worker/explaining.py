@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from plesio.errors import ConfigurationError, PlesioError
+from plesio.worker.clients.lent import LeasedClients
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.warn import listed
 
@@ -36,8 +37,9 @@ EXPLAINED: tuple[tuple[type[Exception], str, str], ...] = (
 """The class of an error, words of it, and what is added."""
 
 
-def explain(error: Exception, loader: LeasedLoader | None) -> None:
-    """Add it. `loader`: whose iterators the loop has, one of which may have raised StopIteration."""
+def explain(error: Exception, loader: LeasedLoader | None, clients: LeasedClients | None) -> None:
+    """Add it. `loader`: whose iterators the loop has, one of which may have raised StopIteration; `clients`: one of which may
+    have had its turn."""
     if isinstance(error, StopIteration) and loader is not None:
         error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
     elif loader is not None and loader.empty_pass and not isinstance(error, PlesioError):
@@ -45,6 +47,8 @@ def explain(error: Exception, loader: LeasedLoader | None) -> None:
     for kind, words, more in EXPLAINED:
         if isinstance(error, kind) and words in str(error):
             error.args = (f"{error}{more}",)
+    if clients is not None and (client := clients.turn) is not None:
+        error.add_note(f"(in the turn of client {client.id}, round {client.round})")
 
 
 def refuse_synchronised(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from plesio.worker.clients.description import Clients
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import listed, warn
 
-ALLOWED = "modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
+ALLOWED = "torch's modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
 
 
 @dataclass(frozen=True)

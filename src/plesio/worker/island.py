@@ -78,6 +78,20 @@ class Island:
         gpus = torch.cuda.device_count()
         return torch.device("cuda", self.local_rank % gpus) if gpus else torch.device("cpu")
 
+    @property
+    def told_to_leave(self) -> bool:
+        """Whether this rank was told that it is to leave the run, and the others may not know."""
+        return self._state.told
+
+    def tell_to_leave(self) -> None:
+        """This rank is to leave. With others it does when all know, which is at the next exchange."""
+        self._state.told = True
+        self._state.leaving = self._state.leaving or self.ranks == 1
+
+    def leave(self) -> None:
+        """All ranks know that the worker is to leave, once this step is made."""
+        self._state.leaving = True
+
     def all_have(self, more: bool) -> bool:
         """Whether every rank has `more`; all of them ask."""
         return more if self.group is None else self.group.total([more])[0] == self.ranks

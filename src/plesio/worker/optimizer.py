@@ -12,12 +12,13 @@ import torch
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, StopRun
 from plesio.tensors.carrying import States
 from plesio.tensors.several import parts_of
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.guards.exchanged import before_step
 from plesio.worker.guards.guards import Guards
+from plesio.worker.state import LEAVES
 from plesio.worker.warn import warn
 
 MOVER = "lightning.fabric.utilities.optimizer"  # Lightning moves every optimizer's state to a device
@@ -103,7 +104,13 @@ class ExchangedOptimizer(Optimizer):
         self._user.state = state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._user.zero_grad(set_to_none)
+        if set_to_none and type(self._user).zero_grad is Optimizer.zero_grad:
+            # torch's own enters a profiler's range first, which costs as much as a small exchange
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
+            self._user.zero_grad(set_to_none)
         if self._exchange.rows is not None and parts_of(self._exchange.optimizer)[0] is self._user:
             self._exchange.rows.zero_grad()
 
@@ -129,6 +136,9 @@ class ExchangedOptimizer(Optimizer):
             self._exchange.stepping = False
 
     def _step(self) -> None:
+        state = self._exchange.state
+        if state.parts_now:
+            raise StopRun(LEAVES)
         self._guards.before_step()
         for hook in self._optimizer_step_pre_hooks.values():
             hook(self, (), {})
@@ -144,6 +154,8 @@ class ExchangedOptimizer(Optimizer):
         if at_server:
             for after in (*self._user._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
                 after(self._user, (), {})
+        if state.leaving or state.left_here is not None:
+            state.parts_now = state.leaves() and not self._exchange.by_client  # a client's turn is made to its end
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's own wrapper costs as much as the copies of a small exchange
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plesio.attachments.counters import Counting
+from plesio.attachments.speeds import WORKERS_MAX, Sharing
 from plesio.errors import ConfigurationError
 from plesio.strategy.answers.answer import COUNT, WHOLE
 from plesio.worker.clients.accountant import tell
@@ -64,9 +65,9 @@ class OwnLoops(Prepared):
     def count(self, samples: int) -> None:
         """Tell how many samples this step used, where the loop draws its own data: for throughput, `Until(samples=)`, weights by
         samples, and the report. Beside a prepared loader it is told in place of what that counts, such as a batch's tokens: then
-        those are what a contribution weighs by, in `sync_sgd` and wherever samples do.
+        those are what a contribution weighs by, in `sync_sgd`, `allreduce` and wherever samples do.
 
-        Say it before `optimizer.step()`; after it, only where contributions of several workers do not weigh by samples.
+        Say it before `backward()`. Once the step is sent it is refused where contributions of several workers weigh by samples.
 
         Raises:
             ConfigurationError: clients count their own, `samples` is no whole number, or the step that they are to weigh is
@@ -79,11 +80,42 @@ class OwnLoops(Prepared):
         if self._used.late is None:
             self._used.late = self._state.steps > 0  # the first step came before its count
             if self._used.late and self._exchange is not None and self._exchange.weighs and self._state.draws is None:
+                sends = self._exchange.sends_in
                 raise ConfigurationError(
-                    f"worker.count(samples={samples}) after optimizer.step(): contributions weigh by their samples here, and the "
-                    "step's is sent by then; say worker.count before optimizer.step(), from the first step on"
+                    f"worker.count(samples={samples}) after {sends}: contributions weigh by their samples here, and the "
+                    f"step's is sent by then; say worker.count before {sends}, from the first step on"
                 )
         self._used.said += samples
+
+    def share_of_batch(self, size: int, rounds: int | None = None) -> slice:
+        """Which samples of a global batch, the same on all workers, are this worker's: by their measured speeds, so that all take
+        equally long (docs/strategies/lock-step.md). Shares are counted, and gradients weigh by them.
+
+            while worker.version < STEPS:
+                batch = batches[worker.version]
+                batch = batch[worker.share_of_batch(len(batch))]
+
+        Args:
+            size: of the batch; one sample or more for each worker.
+            rounds: speeds are measured in the first so many rounds, and then stay; None: as long as the run goes on.
+
+        Raises:
+            ConfigurationError: before prepare; beside a prepared loader; no lock step at a server; too small a `size`.
+        """
+        exchange, why = self._exchange_for("share_of_batch"), ""
+        if not exchange.in_lock_step or self.island.ranks > 1 or self.workers > WORKERS_MAX:
+            why = f"for up to {WORKERS_MAX} workers, of one process each, that wait for each other at every step, at a server"
+        elif self._loader is not None:
+            why = "not beside a prepared loader, whose batches are shared out whole; draw the same batches on every worker"
+        elif not COUNT.holds(size) or size < self.workers or not (rounds is None or WHOLE.holds(rounds)):
+            why = f"whole numbers, and one sample or more for each of the {self.workers} workers"
+        if why:
+            raise ConfigurationError(f"worker.share_of_batch({size!r}, rounds={rounds!r}): {why}")
+        version, sharing = self._state.version, self._state.attachments.of(Sharing)
+        measured = rounds is None or version < rounds
+        own, exchange.pacer.part = sharing.part(size, self.rank, self.workers, version, measured)
+        self._used.samples += own.stop - own.start
+        return own
 
     def contribute(self, samples: int | None = None) -> None:
         """Exchange now what this worker's local steps moved since the last time, where the optimizer steps in the worker: for a

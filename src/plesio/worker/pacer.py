@@ -11,9 +11,10 @@ from plesio.config.faults import Pace
 
 
 class Timer(Protocol):
-    """How long steps last, and what time it is; `paces`: whether it makes them last at all."""
+    """How long steps last, and what time it is; `paces`: whether it makes them last at all; `part`: of usual work, in a step."""
 
     paces: bool
+    part: float
 
     def rest(self, sleep: Callable[[float], object]) -> None:
         """Let the rest of the step's time pass."""
@@ -40,12 +41,13 @@ class Pacer:
         self._rng = rng
         self.started_s = time.monotonic()
         self._overslept_s = 0.0
+        self.part = 1.0
 
     def rest(self, sleep: Callable[[float], object]) -> None:
         if not self.paces:
             return
         spent_s = time.monotonic() - self.started_s
-        least_s = self._pace.draw(self._rng) if self._pace else 0.0
+        least_s = self.part * self._pace.draw(self._rng) if self._pace else 0.0
         short_s = max(spent_s, least_s) * self._factor - spent_s
         if short_s > 0:
             sleep(max(0.0, short_s - self._overslept_s))

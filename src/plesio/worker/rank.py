@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from plesio.config.rules import ISLANDS
 from plesio.errors import ConfigurationError
@@ -13,9 +15,10 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.worker import Hello, LeaseReply, LeaseRequest
 from plesio.strategy import Strategy
 from plesio.strategy.rules import why_not
+from plesio.tensors.carrying import Carried
 from plesio.tensors.local import is_split
 from plesio.transport.island_group import IslandGroup
-from plesio.worker.context import Taking
+from plesio.worker.context import Taking, introduction
 from plesio.worker.guards.split import check_alike, check_kind, check_model
 from plesio.worker.island import Island
 from plesio.worker.replicas.regions import agreed
@@ -30,7 +33,7 @@ class Rank:
     """This process as a rank of its `island`. A worker that is one process is the only rank, and asks nobody."""
 
     def __init__(self, island: Island, state: WorkerState, strategy: Strategy) -> None:
-        self._island, self._state, self._strategy = island, state, strategy
+        self.island, self._state, self._strategy = island, state, strategy
         self._group = island.group
         self.part: Shards | None = None
         """Its part of the model, where it has not all of it: then it brings that, and takes it back."""
@@ -44,12 +47,21 @@ class Rank:
             return self._strategy.name, timeout_s + ANSWER_S, timeout_s / 2
         return f"worker {self._state.worker}", timeout_s + ANSWER_S, None
 
-    def check(self, given: Taking) -> None:
-        """Raise `ConfigurationError` for a model that no ranks exchange, before its tables' kernels are compiled."""
-        if self._group is not None:
-            check_kind(given.model)
+    @classmethod
+    def lone(cls, state: WorkerState, strategy: Strategy, local_rank: int) -> Self:
+        """The only one of its worker."""
+        return cls(Island(state, local_rank=local_rank), state, strategy)
 
-    def take_part(self, hello: Hello, given: Taking, tensors: Sequence[torch.Tensor]) -> Hello:
+    def introduction(
+        self, given: Taking, shows: bool, plain: Callable[[], nn.Module] | None
+    ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
+        """As that of a worker (`plesio.worker.context`); `ConfigurationError` for a model that no ranks exchange."""
+        if self._group is not None:  # before its tables' kernels are compiled
+            check_kind(given.model)
+        hello, carried, tensors = introduction(self._state.worker, self._strategy, given, shows, plain)
+        return self._take_part(hello, given, tensors), carried, tensors
+
+    def _take_part(self, hello: Hello, given: Taking, tensors: Sequence[torch.Tensor]) -> Hello:
         """Find its part of the model, where the worker is several or torch has split that; what it then shows of itself."""
         group, specs = self._group, hello.model.specs
         if group is None and not any(map(is_split, tensors)):
@@ -59,14 +71,14 @@ class Rank:
                 "this worker is several processes" if group is not None else "the model is split by torch (a DTensor)"
             )
             raise ConfigurationError(f"{what}, and under {self._strategy.name} {why}")
-        check_model(given.model, self._island, tensors)
+        check_model(given.model, self.island, tensors)
         names = [spec.name for spec in specs]
         if group is None:
             shares = agreed(names, tensors, 0, lambda numbers: [list(numbers)])
         else:
             check_alike(group, specs, hello.optimizers)
             shares = agreed(names, tensors, group.rank, group.rows)
-        self.part = part = Shards(tensors, shares)
+        self.part = part = Shards(tensors, shares, self.island.rank == 0)
         self.brings, self.takes = {"bring": part.bring}, {"take": part.taken}
         # It copies tensor by tensor, and each rank's may lie in another order.
         return replace(hello, model=replace(hello.model, specs=tuple(replace(one, order=()) for one in specs)))

@@ -1,7 +1,8 @@
-"""What the training loop had set in the optimizer's groups before the run was interrupted, set again.
+"""What the training loop had set in the optimizer's groups, set again in a process that goes on: of a resumed run, or in the
+seat of a worker that has gone.
 
-Torch's `optimizer.load_state_dict` brings every setting back. So does a resumed run, for what the loop had changed: at the first
-batch, unless the script has set that by then. The rest is as the script makes it now. A rate that a scheduler moves is the
+Torch's `optimizer.load_state_dict` brings every setting back. So does plesio, for what the loop had changed: at the first batch,
+unless the script has set that by then. The rest is as the script makes it now. A rate that a scheduler moves is the
 scheduler's: a prepared one goes to where the run is, and of another one the user is told.
 """
 
@@ -31,7 +32,7 @@ def go_on(optimizer: Optimizer, scheduling: Scheduling, schedules: list[RunSched
             if number(group.get(key)) != made.get(key):
                 continue  # the script has set it
             if moved and key in MOVED:
-                begun.append(f"{key} {made[key]}{where}, as the optimizer was made, and had {value}")
+                begun.append(f"{key} {made[key]}{where}, as the optimizer was made; a schedule had moved it to {value}")
                 continue
             if isinstance(group[key], torch.Tensor):
                 group[key].fill_(value)
@@ -40,11 +41,10 @@ def go_on(optimizer: Optimizer, scheduling: Scheduling, schedules: list[RunSched
             again += [f"{key} {value}{where}"] if not (kept and key in MOVED) else []
     if again:
         warn(
-            f"the run goes on with {listed(again)}, as the loop had set it before the run was interrupted; to have it otherwise, "
-            "set it before the first batch"
+            f"training goes on with {listed(again)}, which the loop had set earlier in this run; for another value, set it "
+            "before the first batch"
         )
     if begun and not schedules:
         warn(
-            f"the run goes on with {listed(begun)} when it was interrupted: give the schedule to prepare, or load its state in "
-            "train"
+            f"training goes on with {listed(begun)} earlier in this run: give the schedule to prepare, or load its state in train"
         )

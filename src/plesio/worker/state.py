@@ -16,6 +16,8 @@ from plesio.protocol.worker import Beginning
 from plesio.worker.randomness.draws import OwnDraws
 from plesio.worker.randomness.seeding import seed_step, step_seed
 
+LEAVES = "the worker leaves"
+
 
 @dataclass(slots=True)
 class WorkerState:
@@ -31,6 +33,10 @@ class WorkerState:
         parts: which slice of each batch this process takes, of how many (`plesio.worker.island`).
         together: how many batches each step takes: one for each process of an island that all-reduces; else it takes one.
         epochs: how many it asked data of; stepped: batches of the contribution under way that steps were taken on.
+        told: this process was told to leave the run; leaving: the worker is to, as soon as its step is made.
+        parts_now: it has made that; the loop hears of it when it wants another batch, or steps again.
+        early: so its training function did not come to its end.
+        left_here: in a replay, whether it left at this point.
     """
 
     worker: int
@@ -52,6 +58,16 @@ class WorkerState:
     epochs: int = 0
     stepped: int = 0
     attachments: Halves = field(default_factory=Halves)
+    told: bool = False
+    leaving: bool = False
+    parts_now: bool = False
+    early: bool = False
+    left_here: Callable[[], bool] | None = None
+
+    def leaves(self) -> bool:
+        """Whether the worker leaves before its next step, as if its training function were over."""
+        self.leaving = self.leaving or (self.left_here is not None and self.left_here())
+        return self.leaving
 
     def resumed(self, told: Beginning) -> None:
         """What this worker had made before."""

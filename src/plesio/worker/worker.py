@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar, TypeVarTuple, overload
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 import torch
 
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
+from plesio.strategy.answers.codec import Codec
 from plesio.tensors.after_step import Change
 from plesio.worker.data.source import SourceWrapper
 from plesio.worker.data.use import DataUse
@@ -19,6 +20,9 @@ from plesio.worker.own_part import Share
 from plesio.worker.prepared import How
 from plesio.worker.rows_ahead import RowsAhead
 from plesio.worker.warn import warn_at_end
+
+if TYPE_CHECKING:
+    from plesio.reading.reader import Reader
 
 One = TypeVar("One")
 Several = TypeVarTuple("Several")
@@ -145,6 +149,29 @@ class Worker(OwnLoops, RowsAhead):
         self._exchange_for("stop")
         words = as_utf8(" ".join(reason.split()))
         self._context.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
+
+    def leave(self) -> None:
+        """Leave the run in good order, as the others go on: for a machine that is to be taken away.
+
+        It returns at once, also in a signal handler. The step under way is made. What this worker did since its last exchange
+        is sent. The data that it holds go to others, and its seat is free. Then `train`, or the body of `ps.join`, ends by
+        `ps.StopRun`, as at the end of the run. An island leaves with its next exchange, all ranks at once; a
+        worker of `ps.Clients` when the client under way has had its turn. SIGTERM does this by itself (docs/failures.md).
+
+        >>> def train(worker):
+        ...     model = torch.nn.Linear(4, 1)
+        ...     model, optimizer = worker.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in worker.steps(100):
+        ...         optimizer.zero_grad()
+        ...         model(torch.ones(1, 4)).sum().backward()
+        ...         optimizer.step()
+        ...         if worker.rank == 1 and worker.version > 20:
+        ...             worker.leave()
+        >>> run = ps.run(train, "async_sgd", workers=2, engine=ps.Simulated("uniform"))
+        >>> run.steps, [one.left for one in run.workers]
+        (100, ['finished', 'left as told'])
+        """
+        self.island.tell_to_leave()
 
     @property
     def cancelled(self) -> bool:
@@ -316,6 +343,22 @@ class Worker(OwnLoops, RowsAhead):
         else:
             self._context.leave()
 
+    def reader(self, codec: str | Codec | None = None) -> Reader:
+        """A reader of this run (`ps.read`), for what is beside training: an actor that follows the newest policy.
+
+        The run has to be started with `readers=`. What is read depends on when, so that a replay has none.
+
+        Raises:
+            ConfigurationError: the run has no readers.
+        """
+        if self._context.read_at is None:
+            raise ConfigurationError(
+                "worker.reader(): the run has no readers; start it with readers=True. Simulated runs and replays have none"
+            )
+        from plesio.reading.reader import Reader  # and with it the kernels of tables
+
+        return Reader(self._context.read_at, f"worker {self.rank}", codec)
+
     def _warn_of_unread(self) -> None:
         for one in self._prepared.values() if self._state.steps else ():
             if isinstance(one, SourceWrapper) and not one.looped:
@@ -329,12 +372,11 @@ class Worker(OwnLoops, RowsAhead):
 def taking_part(worker: Worker) -> Iterator[None]:
     """Inside, the training function is called. It ends when it returns, or with the run."""
     try:
-        with suppress(StopRun):
-            yield
+        yield
+    except StopRun:
+        worker._state.early = worker._state.leaving and not worker._state.stopped
     except Exception as error:
-        explain(error, worker._loader)
-        if worker._clients is not None and (client := worker._clients.turn) is not None:
-            error.add_note(f"(in the turn of client {client.id}, round {client.round})")
+        explain(error, worker._loader, worker._clients)
         raise
     worker.end()
 

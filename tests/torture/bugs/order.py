@@ -56,8 +56,8 @@ class _TakesAllAsNew(Sequencer):
 @bug("staleness is counted from the current version")
 class _AlwaysFresh(Sequencer):
     class _Folds(Folds):
-        def of(self, version: int, counting: list[Pending]) -> Fold:
-            fold = super().of(version, counting)
+        def of(self, version: int, counting: list[Pending], missing: float = 0.0) -> Fold:
+            fold = super().of(version, counting, missing)
             fresh = [replace(one, staleness=0) for one in fold.members]
             return replace(fold, members=tuple(fresh))
 

@@ -68,7 +68,7 @@ class Service:
     >>> service.receive(envelopes.Request(0, Joined(0, 1)), now_s=0.2), len(service.outbox)
     ((), 2)
     >>> service.tick(now_s=9.9)
-    [Left(worker=0, incarnation=1, died=True)]
+    [Left(worker=0, incarnation=1, died=True, early=False)]
     """
 
     def __init__(

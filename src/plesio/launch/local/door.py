@@ -130,10 +130,12 @@ class Door:
             self._turn_away(stranger, f"it did not prove to know the token within {PROOF_S:g} s")
 
 
-def main(job: Job, descriptors: list[int]) -> None:
-    """Entry of the door process. `descriptors`: the launcher, and the sockets that listen."""
-    assert job.listening is not None, "otherwise there is no door"
+def main(job: Job, descriptors: list[int], reads: int = 0) -> None:
+    """Entry of the door process. `descriptors`: the launcher, and the sockets that listen. `reads`: it is for readers, whose
+    process is in the launcher's place."""
+    place = job.reading if reads else job.listening
+    assert place is not None, "otherwise there is no door"
     launcher: Channel[FromDoor] = Channel.attach(descriptors[0], FromDoor, "the launcher")
     listening = [socket.socket(fileno=descriptor) for descriptor in descriptors[1:]]
     with suppress(ChannelClosedError):
-        Door(launcher, listening, job.listening.token).run()
+        Door(launcher, listening, place.token).run()

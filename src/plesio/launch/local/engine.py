@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from plesio.config.evaluations import pause_s
 from plesio.config.faults import Kill
 from plesio.errors import DeadlineError, ServerLostError
-from plesio.launch.ctrl_c import CtrlC, EndedBySignal, end_at_once
-from plesio.launch.job import Job, Live, Outcome, Watch, phase_names
+from plesio.launch.ctrl_c import CtrlC, EndedBySignal
+from plesio.launch.job import Job, Live, Outcome, Watch
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.handed_over import copied, handed_over
 from plesio.launch.local.losses import Losses
@@ -31,7 +31,7 @@ from plesio.launch.local.starting import IMPORTS, PREPARES, Starting
 from plesio.launch.returned import unpacked
 from plesio.launch.rounds import OnRound, RoundCalls
 from plesio.observe.summary import Incident, Logged
-from plesio.protocol import launcher, remote
+from plesio.protocol import launcher, reading, remote
 from plesio.protocol.coding import ProtocolError, cut
 from plesio.tensors.arena import Layout
 from plesio.tensors.model import load_structure
@@ -45,7 +45,7 @@ LINES_MAX = 100  # how many lines of a traceback are taken from a worker that so
 
 class LocalEngine:
     """Runs one job on this host; `watch` is told how it stands, and may end it. Workers that somebody else starts knock at
-    `sockets`. `say` is told what the start waits for."""
+    `sockets`, those who only read it at `readers`. `say` is told what the start waits for."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class LocalEngine:
         sockets: Sequence[socket.socket] = (),
         on_round: OnRound | None = None,
         say: Callable[[str], None] = log.info,
+        readers: Sequence[socket.socket] = (),
     ) -> None:
         self._job = job
         self._starting = Starting(job.config.workers, say)
-        self._sockets = sockets
+        self._sockets, self._readers = sockets, readers
         self._watch = watch
         self._outcome = Outcome(by_count=pause_s(job.config.evaluations) == inf)
-        self._live = Live(workers=job.config.workers, book=self._outcome.logged)
+        self._live = Live.of(job.config, self._outcome.logged)
         self._rounds = RoundCalls(on_round, job, self._outcome, self._live) if on_round is not None else None
         self._ctrl_c = ctrl_c
         self._patience = Patience(job.config.timeout_s, ctrl_c)
@@ -80,15 +81,14 @@ class LocalEngine:
         )
         self._live.scaler = self._scale
         self._live.measurer = lambda window_s: self._processes.tell_server(launcher.Measure(window_s))
-        self._live.phases, self._live.order = phase_names(self._job.config.strategy), self._order
+        self._live.order = self._order
         if self._job.keeping.folder:
             self._live.keeper = lambda: self._processes.tell_server(launcher.Keep())
         try:
             with descriptors_for(self._job.config.seats):
-                # Ctrl-C ends it at once: it may take long, and there is nothing to lose yet
-                with self._ctrl_c.telling(lambda: end_at_once(self._ctrl_c.number)):
+                with self._ctrl_c.at_once():  # it may take long
                     self._processes.load(self._job, lambda: self._starting.waits_for(IMPORTS))
-                self._processes.start(self._job, self._sockets)
+                self._processes.start(self._job, self._sockets, self._readers)
             self._loop(fork_server)
         except EndedBySignal:
             if self._ctrl_c.pressed > 1:
@@ -102,12 +102,22 @@ class LocalEngine:
                 self._processes.end(0.0)
                 raise
         self._outcome.interrupted = self._ctrl_c.pressed > 0
+        if self._patience.begun_s is None:
+            self._outcome.starting = self._start_in_words
         if error is not None and not self._outcome.interrupted:
             raise error
         if error is not None and self._patience.writing:  # the one thing that is waited for longer after Ctrl-C
             warnings.warn(str(error), RuntimeWarning, stacklevel=5)
         self._losses.say_how_they_left()
         return self._outcome
+
+    @property
+    def _start_in_words(self) -> str:
+        """What it was at before training began."""
+        if self._job.listening is None:
+            return self._starting.words
+        came = len({one.worker for one in self._processes.workers if not one.gone})
+        return f"waiting for workers: {came} of {self._job.config.workers} were there"
 
     # While it runs
 
@@ -153,14 +163,22 @@ class LocalEngine:
             if not self._patience.left_s():
                 self._give_up_judging()
                 return True
-        return self._outcome.final is not None and (self._losses.is_judged or self._give_up_judging())
+        return self._outcome.final is not None and (self._is_judged or self._give_up_judging())
+
+    @property
+    def _is_judged(self) -> bool:
+        """Whether nobody is waited for who evaluates the last version, here or elsewhere."""
+        final = self._outcome.final
+        elsewhere = [one.judged for one in self._live.readers if one.judged is not None]
+        return self._losses.is_judged and (final is None or all(judged >= final.version for judged in elsewhere))
 
     def _give_up_judging(self) -> bool:
         """End an evaluator that is not done with the last snapshot in time, and say so; whether it was."""
         final, why = self._outcome.final, self._patience.evaluation_is_late()
-        if self._losses.is_judged or not why:
+        if self._is_judged or not why:
             return False
-        self._processes.evaluator.kill()
+        if not self._losses.is_judged:
+            self._processes.evaluator.kill()
         if final is not None and final.model is not None:
             what = f"the last evaluation, of version {final.version}, was given up: {why}"
             self._losses.happened(None, what, final.wall_s)
@@ -236,21 +254,25 @@ class LocalEngine:
                     self._outcome.logged.add(Logged(process.began_s + time_s, process.worker, steps, metrics))
             case launcher.Visited(visits, early):
                 if not early:
-                    self._outcome.clients.add(visits)
+                    self._outcome.visited(visits)
                 elif self._rounds is not None and process.worker is not None:
                     self._rounds.told(process.worker, visits)
             case launcher.Evaluated():
                 self._outcome.judged(message.evaluation, message.raised, self._live)
                 self._patience.judged_s = time.monotonic()
                 self._losses.is_judged = self._losses.is_judged or message.final
+            case reading.ReadersNow(readers):
+                self._live.readers = readers
             case launcher.StopRequest(why):
                 self._ask_to_stop(why)
             case launcher.Returned(value):
                 assert process.worker is not None, "only a worker trains"
-                number = process.rank if self._job.config.strategy.every.among_ranks else process.worker
+                number = self._job.config.number_of(process.worker, process.rank)
                 self._outcome.returned[number] = unpacked(value, number)
-            case launcher.Finished():
-                process.done = True
+            case launcher.Finished(early):
+                process.done, process.leaving = True, process.leaving or early
+                if early and process.rank == 0:
+                    self._losses.happened(process.worker, f"{process.title} left in good order, as it was told to")
                 self._seats.has_finished(process)
             case launcher.Arrived():
                 self._seats.arrived(message, descriptors)
@@ -273,7 +295,7 @@ class LocalEngine:
         chosen = None
         if not self._ctrl_c.pressed:
             weights = {name: kept[index] for name, index in model.names}
-            own = made.structure if not model.tables else b""
+            own = made.built_from
             round = self._rounds.look(
                 made, weights, lambda: load_structure(own, layout.specs, tuple(kept)) if own else None
             )
@@ -340,6 +362,5 @@ class LocalEngine:
         self._outcome.final = message
         self._live.stands(message)
         if message.model is not None:
-            weights, tables = handed_over(message, descriptors)
-            self._outcome.state_dict, self._outcome.tables = weights, tables
+            self._outcome.hands_over(*handed_over(message, descriptors))
         self._losses.closed(message)

@@ -36,6 +36,8 @@ END_S = (
 FROM_THE_SAME_PATH = "import os, sys; sys.path[:] = os.environ.pop('PLESIO_PATH').split(os.pathsep); "
 """What another Python runs first. It would import from the current folder, which may hold a `select.py` or a `plesio`. (It has
 imported `os` and `sys` by then.)"""
+LARGE_PAGES = {b"THP_MEM_ALLOC_ENABLE": b"1"}
+"""Of large tensors, which torch asks the system for, where the user does not say otherwise: fewer addresses to look up."""
 FORKING = {b"OMP_NUM_THREADS": b"1", b"PYTORCH_NVML_BASED_CUDA_CHECK": b"1"}
 """Its environment: libraries start no threads, and `torch.cuda.is_available()` in a user's module does not initialise CUDA,
 which would keep the forked processes from using the GPU."""
@@ -53,7 +55,7 @@ class ForkServer:
         parent = str(os.getpid() if main_thread else 0)  # to the kernel, the parent is the thread
         try:
             with theirs:
-                line, environment = theirs.fileno(), {**os.environb, **FORKING}
+                line, environment = theirs.fileno(), {**LARGE_PAGES, **os.environb, **FORKING}
                 self._process = another_python(
                     program, line, str(line), parent, *preload, environment=environment, stdin=subprocess.DEVNULL
                 )
@@ -97,7 +99,7 @@ class ForkServer:
             path=_module_path(),
             program=tuple(os.fsencode(str(one)) for one in getattr(sys, "argv", ())),
             folder=os.getcwd(),
-            environment={**os.environb, **FORKING},
+            environment={**LARGE_PAGES, **os.environb, **FORKING},
             descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             torch=TorchSettings.of_this_process(),
             compiler=compiler,

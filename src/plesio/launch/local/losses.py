@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.local.patience import Patience
-from plesio.launch.local.processes import EVALUATOR_TITLE, Process, Processes
+from plesio.launch.local.processes import EVALUATOR_TITLE, READERS_TITLE, Process, Processes
 from plesio.launch.local.rebirths import Rebirths
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
-from plesio.observe.summary import TOLD, Incident
+from plesio.observe.summary import ALL_LEFT, TOLD, Incident
 from plesio.protocol import launcher
 from plesio.protocol.coding import cut
 
@@ -99,12 +99,15 @@ class Losses:
         return f"the weights were in its memory and are lost ({why})"
 
     def closed(self, final: launcher.Final) -> None:
-        """No worker is left. The run fails if it did not begin, or all died, though nobody asked them to end."""
+        """No worker is left. The run fails if it did not begin, or all died, though nobody asked them to end. If all left in
+        good order it is interrupted."""
         left = {one.left for one in final.workers}
         all_died = "died" in left and left <= {"died", TOLD}
         if final.model is None:
-            if all_died:
-                self.fail(WorkerLostError(f"training did not begin: all {len(final.workers)} workers died before"))
+            if all_died or left == {TOLD}:
+                self.fail(
+                    WorkerLostError(f"training did not begin: all {len(final.workers)} workers died or left before")
+                )
             elif self._job.listening is not None and not self._patience.stopping:
                 how = ", ".join(f"worker {one.worker} {one.left or 'did not come'}" for one in final.workers)
                 self.fail(WorkerLostError(f"training did not begin: {how}; start the head and its workers again"))
@@ -113,6 +116,9 @@ class Losses:
             last = f"the last at version {final.version}, {final.wall_s:.1f} s into training"
             go_on = f"; {self.what_is_left}" if resumable(self._job) is not None else ""
             self._lose(WorkerLostError(f"every worker died; {last}{raised}{go_on}"))
+
+        elif left == {TOLD} and not self._patience.stopping:
+            self._outcome.ended = ALL_LEFT
 
     def say_how_they_left(self) -> None:
         """Say it of workers that raised or were stopped: to the server, every closed line is a death."""
@@ -181,6 +187,10 @@ class Losses:
                 what = "the evaluator died: nothing is evaluated from here on, and no target is noticed"
                 self.happened(None, what)
             self.is_judged = True
+        elif process.title == READERS_TITLE:
+            self._live.readers = ()
+            if final is None and not self._patience.stopping:
+                self.happened(None, "the readers' process died: nobody can read the run from here on")
         if not process.done:
             self._end_island(process)
         process.done = process.gone = True

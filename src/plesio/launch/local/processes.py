@@ -18,15 +18,18 @@ from plesio.launch.local.forker import Spawn
 from plesio.launch.local.forkserver import PRELOAD, ForkServer
 from plesio.launch.local.output import named
 from plesio.launch.local.unpicklable import culprit
-from plesio.protocol import launcher, remote
+from plesio.protocol import launcher, reading, remote
 from plesio.system.memory import anonymous_file
 from plesio.system.pickled import dumps
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 
 SERVER, EVALUATOR, WORKER, DOOR, PROXY, TABLE_SERVER = PRELOAD
+READERS = "plesio.launch.local.readers_process"
+"""Imported by itself: it takes the kernels of tables."""
 
 EVALUATOR_TITLE = "the evaluator"
 TABLE_SERVER_TITLE = "table server "
+READERS_TITLE = "the readers' process"
 
 
 @dataclass(slots=True)
@@ -137,17 +140,24 @@ class Processes:
             file.seek(0)  # for the reader, too: the place in it is shared
             self._fork_server.load(file.fileno(), job.config.strategy.steps_in_workers, waiting)
 
-    def start(self, job: Job, sockets: Sequence[socket.socket] = ()) -> None:
-        """Start them all; where workers come from elsewhere, a door for them."""
+    def start(self, job: Job, sockets: Sequence[socket.socket] = (), readers: Sequence[socket.socket] = ()) -> None:
+        """Start them all; where workers come from elsewhere, a door for them, and one for `readers`."""
         with contextlib.ExitStack() as ours:  # what is open here for others only
             lines = [line(ours) for _ in range(job.config.workers if job.train is not None else 0)]
             to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
+            to_readers = [ours.enter_context(end).fileno() for end in channel_pair()] if readers else []
             written = [begun(job, job.threads).detach()] if job.keeping.journal else []
             ours.callback(close_quietly, *written)
             pairs = [channel_pair() for _ in range(job.table_servers)]
             to_tables = [[ours.enter_context(end).fileno() for end in pair] for pair in pairs]
             served = [end for end, _ in to_tables]
-            ends = [*to_evaluator[:1], *written, *served, *(end for server_ends, _ in lines for end in server_ends)]
+            ends = [
+                *to_evaluator[:1],
+                *to_readers[:1],
+                *written,
+                *served,
+                *(end for server_ends, _ in lines for end in server_ends),
+            ]
             self._spawn(Spawn(SERVER, "the server", (), leads=job.config.is_durable), ends, launcher.FromServer)
             for server, (_, end) in enumerate(to_tables):
                 if server >= job.servers_here:
@@ -158,9 +168,18 @@ class Processes:
                 self.worker(worker, own_ends, job.config.ranks)
             for end in to_evaluator[1:]:
                 self._spawn(Spawn(EVALUATOR, EVALUATOR_TITLE, ()), [end], launcher.FromEvaluator)
+            for end in to_readers[1:]:
+                self._readers(end, [ours.enter_context(one).fileno() for one in readers])
             if sockets:
                 knocked_at = [ours.enter_context(one).fileno() for one in sockets]
                 self._spawn(Spawn(DOOR, "the door", ()), knocked_at, launcher.FromDoor)
+
+    def _readers(self, server: int, sockets: Sequence[int]) -> None:
+        """Start the process that serves readers, and their door, which tells that one."""
+        process, door = channel_pair()
+        with process, door:
+            self._spawn(Spawn(READERS, READERS_TITLE, ()), [server, process.fileno()], reading.FromReaders)
+            self._fork_server.spawn(Spawn(DOOR, "the readers' door", (1,)), [door.fileno(), *sockets])
 
     def worker(self, worker: int, ends: Sequence[int], ranks: int = 1) -> list[Process]:
         """Start a worker of so many processes; `ends`: its ends of its line, which the first of them has. That one is tied to

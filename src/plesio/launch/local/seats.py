@@ -178,6 +178,7 @@ class Seats:
             stealing=config.stealing,
             servers=config.servers,
             by_round=self._job.by_round,
+            readers=self._job.reading.port if self._job.reading is not None else 0,
         )
         return remote.Seated(number, incarnation, ticket, terms)
 

@@ -13,13 +13,15 @@ from plesio.launch.local.turns import Turns
 from plesio.protocol import launcher
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalWriter
+from plesio.protocol.reading import VersionRequest
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, ChannelClosedError
 
 
 def main(job: Job, descriptors: list[int]) -> None:
-    """`descriptors`: engine, evaluator, journal, those of table servers, then channel, push, answer of each worker."""
+    """`descriptors`: engine, evaluator, readers' process, journal, those of table servers, then channel, push, answer of each
+    worker."""
     torch.set_num_threads(job.threads)
     survives, asked = job.config.is_durable, job.config.durability == "process"
     turns = LoggedTurns(descriptors[0], asked) if survives else Turns()
@@ -28,6 +30,9 @@ def main(job: Job, descriptors: list[int]) -> None:
     evaluator: Channel[Asked] | None = None
     if job.evaluate is not None:
         evaluator = world.attach(next(rest), Asked, "the evaluator")
+    readers: Channel[VersionRequest] | None = None
+    if job.reading is not None:
+        readers = world.attach(next(rest), VersionRequest, "the readers' process")
     writer: JournalWriter | None = None
     if job.keeping.journal:
         writer = JournalWriter.begun(next(rest), job.keeping.journal, world.once)
@@ -39,4 +44,4 @@ def main(job: Job, descriptors: list[int]) -> None:
         for worker in range(job.config.workers):
             lines[worker] = Line.open(worker, job.incarnation, rest, world)
     with suppress(ChannelClosedError):  # the engine is gone, and with it whoever wanted the result
-        Server(job, engine, evaluator, lines, writer, tables, turns).run()
+        Server(job, engine, evaluator, lines, writer, tables, turns, readers).run()

@@ -25,17 +25,20 @@ from plesio.launch.local.turns import OVER, TICK, Turns
 from plesio.launch.local.worker_lines import MESSAGE_S, WorkerLines
 from plesio.memory.blocks import Blocks
 from plesio.memory.machine import ENGINE, Machine
+from plesio.memory.surviving import why_not
 from plesio.observe.meter import Meter
 from plesio.protocol import launcher
 from plesio.protocol.evaluator import Asked
 from plesio.protocol.journal import JournalError, JournalWriter
 from plesio.protocol.launcher import Begun, Lately, Progress, RoundMade, StopRequest, Trouble, Writing
+from plesio.protocol.reading import VersionRequest
 from plesio.protocol.table_server import FromTableServer
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.figures import Figures
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
 from plesio.server.program import Program
+from plesio.server.readings import Readings
 from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel
@@ -58,13 +61,14 @@ class Server:
         writer: JournalWriter | None = None,
         table_servers: Sequence[Channel[FromTableServer]] = (),
         turns: Turns | None = None,
+        readers: Channel[VersionRequest] | None = None,
     ) -> None:
         config, strategy = job.config, job.config.strategy
         self._timeout_s = config.timeout_s
         self._turns = turns or Turns()
         world, log = self._turns.world, self._turns.log
         self.now_s = world.now_s
-        self._begins_anew = strategy.every.among_ranks  # a worker that lost one of its processes
+        self._begins_anew = strategy.begins_anew
         self.engine = engine
         self._lines = lines
         self._listening = job.listening
@@ -89,6 +93,7 @@ class Server:
             ranks=1 if strategy.every.among_ranks else config.ranks,
             survives=log is not None,
             rows_survive=config.durability == "process",
+            reads=readers is not None,
         )
         self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
         self.handlers = Handlers()
@@ -115,6 +120,7 @@ class Server:
             program.is_finite,
             lambda: due(program.version, program.before.steps + self._meter.steps),
         )
+        self._readings = Readings(readers, lambda: program.standing(self.now_s())) if readers is not None else None
         self._has_ended = False
         self._next_tick_s = 0.0
         self._started_s = self.now_s()
@@ -123,7 +129,7 @@ class Server:
         """Why nobody could go on from what this process leaves; empty if somebody could."""
         if self.workers.meeting.has_begun:
             return "the workers have met for collectives of torch.distributed, by a store in its own memory"
-        return self.machine.why_not_durable
+        return why_not(self.machine.blocks) or self.machine.lost
 
     def _round_ended(self, made: RoundMade) -> None:
         """The engine looks at it, and lets the next round begin."""
@@ -146,7 +152,10 @@ class Server:
         self.handlers.add(self.engine.fileno(), self._from_engine)
         if self._snapshots.evaluator is not None:
             descriptor = self._snapshots.evaluator.fileno()
-            self.handlers.add(descriptor, partial(self._from_evaluator, descriptor))
+            self.handlers.add(descriptor, partial(self._hear_of, self._snapshots, descriptor))
+        if self._readings is not None and self._readings.readers is not None:
+            descriptor = self._readings.readers.fileno()
+            self.handlers.add(descriptor, partial(self._hear_of, self._readings, descriptor))
         for line in self._opening.live():
             self.workers.listen(line)
         self._tables.listen(self.handlers, self.workers.proceed)
@@ -174,7 +183,7 @@ class Server:
             self._finish()
             self._has_ended = True
             return
-        self._serve_evaluator()  # what was not due yet when it asked
+        self._show()  # what was not due yet when it was asked for
 
     def _patience_s(self) -> float:
         """How long nobody need speak: until the next tick, or the end of a grace."""
@@ -239,13 +248,21 @@ class Server:
             line.leaving = line.leaving or line.worker >= workers
         self.program.scale(workers, self.now_s())
 
-    def _from_evaluator(self, descriptor: int) -> None:
-        if not self._snapshots.hear(MESSAGE_S):
+    def _hear_of(self, onlooker: Snapshots | Readings, descriptor: int) -> None:
+        if not onlooker.hear(MESSAGE_S):
             self.handlers.remove(descriptor)
 
-    def _serve_evaluator(self) -> None:
-        if self.program.begun and not self.program.stopping and self._snapshots.wanted():  # the last one comes unasked
-            self.program.when_whole(partial(self._snapshots.send, self.machine, final=False))
+    def _show(self) -> None:
+        """Show the current version to the evaluator and the readers, if they are waiting for it."""
+        program = self.program
+        if not program.begun or program.stopping:  # the last one comes unasked
+            return
+        if self._snapshots.wanted():
+            program.when_whole(partial(self._snapshots.send, self.machine, final=False))
+        if self._readings is not None:
+            self.machine.blocks.board.version = program.version
+            if self._readings.wanted(program.version):
+                program.when_whole(partial(self._readings.send, self.machine))
 
     def _begun(self, machine: Machine, now_s: float) -> None:
         self.machine = machine
@@ -263,6 +280,9 @@ class Server:
             return
         machine = self.machine
         self._snapshots.send(machine, final=True)
+        if self._readings is not None:
+            machine.blocks.board.version = program.version
+            self._readings.send(machine, final=True)
         lies = machine.view(ENGINE, final=True)
         program.close(self.now_s())
         figures = self._figures.final(self.now_s(), lies, machine.blocks.model)

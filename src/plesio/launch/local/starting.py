@@ -16,10 +16,11 @@ class Starting:
     def __init__(self, workers: int, say: Callable[[str], None]) -> None:
         self._who = f"starting {workers} worker{'' if workers == 1 else 's'}"
         self._say = say
+        self.words = f"{self._who}: {IMPORTS}"
         self._began_s = self._said_s = time.monotonic()
 
     def waits_for(self, what: str) -> None:
-        now_s = time.monotonic()
+        now_s, self.words = time.monotonic(), f"{self._who}: {what}"
         if now_s - self._said_s >= SAY_S:
             self._said_s = now_s
-            self._say(f"{self._who}: {what} ({now_s - self._began_s:.0f} s)")
+            self._say(f"{self.words} ({now_s - self._began_s:.0f} s)")

@@ -200,7 +200,7 @@ class WorkerLines(Replies):
         lines = [line for line in self._lines if line is not None]
         for line in sorted(lines, key=lambda line: not line.gone):  # the data of the gone is for the others
             if line.gone:
-                self.program.left(line.worker, line.incarnation, not line.finished, now_s)
+                self.program.left(line.worker, line.incarnation, not line.finished, now_s, line.early)
             else:
                 self._join(line, now_s)
 
@@ -278,7 +278,8 @@ class WorkerLines(Replies):
         self.lost(line)
 
     def _farewell(self, worker: int, incarnation: int, farewell: protocol.Farewell, now_s: float) -> None:
-        self.of(worker).finished = True
+        line = self.of(worker)
+        line.finished, line.early, line.leaving = True, farewell.early, line.leaving or farewell.early
         self.program.meter.workers[worker].samples += farewell.samples
 
     def lost(self, line: Line, how: str = "died") -> None:
@@ -290,9 +291,9 @@ class WorkerLines(Replies):
         died = not line.finished
         self.program.over(line.worker, died, how, told=line.leaving)
         if self._peers is not None:
-            self._peers.gone(line.worker, died, now_s)
+            self._peers.gone(line.worker, died, now_s, line.early)
         elif self.program.begun:
-            self.program.left(line.worker, line.incarnation, died, now_s)
+            self.program.left(line.worker, line.incarnation, died, now_s, line.early)
         else:
             self.proceed()
 

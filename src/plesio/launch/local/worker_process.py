@@ -14,6 +14,7 @@ from plesio.config.faults import slowness
 from plesio.errors import ConfigurationError, ServerLostError
 from plesio.launch.gathering import GatheringContext
 from plesio.launch.job import Job
+from plesio.launch.leaving import LeavingBySignal
 from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.output import speak_as
@@ -23,13 +24,15 @@ from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol import worker as messages
 from plesio.protocol.launcher import Finished, LoggedByWorker, Returned, StopRequest, Visited
+from plesio.reading.place import ReadingPlace
+from plesio.system.allocator import keep_freed_memory
 from plesio.system.memory import CopyOnWriteView, SharedBlock
 from plesio.tables.file import KeptRows, in_memory
 from plesio.tensors.arena import PAGE, Layout
 from plesio.tensors.carrying import Carried
 from plesio.tensors.model import device_of
 from plesio.transport.board import Board
-from plesio.transport.channel import Channel, ChannelClosedError, close_quietly
+from plesio.transport.channel import Channel, ChannelClosedError, close_quietly, readable
 from plesio.transport.doorbell import Doorbell
 from plesio.transport.held import Held
 from plesio.transport.island_group import IslandGroup
@@ -68,6 +71,9 @@ class ProcessContext(GatheringContext):
             self._bell = self._line
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
         self._job = job
+        if (reading := job.reading) is not None:
+            workers = (job.listening or reading).token
+            self.read_at = ReadingPlace(reading.host, reading.port, reading.token, workers, reading.credentials)
         self._engine = engine
         self._brought: tuple[int, ...] = ()  # the rows that training begins with, in a file
         self._rows_came = self._awaits_rows = False  # rows that were asked for ahead
@@ -158,8 +164,11 @@ class ProcessContext(GatheringContext):
         self._brought = (in_memory(rows),)
 
     def _ready(self, place: Place) -> None:
+        keep_freed_memory()  # the model has moved to shared memory by now, and what it lay in is given back
         self._tell(messages.Ready(), self._brought)
         close_quietly(*self._brought)
+        if self._line is not None:
+            self._await(self._line.waiting)
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
         return self._received(kind, waiting_for)[0]
@@ -178,6 +187,8 @@ class ProcessContext(GatheringContext):
 
     def _heard(self, waiting_for: str) -> tuple[Any, list[int]]:
         assert self._server is not None, "the leader alone asks it"
+        if self._begun_s is None:
+            self._await(partial(readable, self._server.fileno()))
         reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
             self._rows_came = True  # behind which there is what is waited for
@@ -259,7 +270,7 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
     if rank:
         warn_no_more()  # the leader does
     with reported_to(engine, in_group=ranks > 1):
-        with context.group():
+        with LeavingBySignal(lambda: context.island.tell_to_leave(), job.config.leave_s), context.group():
             made = Worker(context)
             with taking_part(made):
                 value = job.function(made)
@@ -267,4 +278,4 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
                     engine.send(
                         Returned(body)
                     )  # before the server hears of the end: when that has ended, nobody waits for this
-        engine.send(Finished())
+        engine.send(Finished(context.state.early))

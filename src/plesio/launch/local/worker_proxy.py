@@ -52,11 +52,9 @@ class WorkerProxy(Proxy[WorkerDialogue]):
 
     def _to_server(self, frame: Frame, message: Any) -> None:
         match message:
-            case messages.Hello(model=model):
-                if self._job.listening is None or not self._job.listening.trusts:
-                    message = message.without_code()
-                model = replace(model, tables={})  # of another host: nothing to look for here
-                self._ties.hand(message := replace(message, worker=self._worker, model=model))
+            case messages.Hello():
+                trusted = self._job.listening is not None and self._job.listening.trusts
+                self._ties.hand(message := message.from_afar(self._worker, trusted))
                 message = replace(message, part=())
             case messages.Ready():
                 self._ties.hand(message)
@@ -84,18 +82,17 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         if (heard := self._server.hear(LEASE_S)) is None:
             return
         message, descriptors = heard
-        if isinstance(message, messages.RowsServed):
-            self._dialogue.rows.served(message.ahead)
+        self._dialogue.heard(message)
         if isinstance(message, messages.Welcome | messages.Refused):
             self._ties.hand(message, descriptors)
         if isinstance(message, messages.Welcome):
             self._held = self._dialogue.mapped(message, [*descriptors], self._job.config.seats, self._worker)
-            if (bell := self._dialogue.rows.bell) is not None:
+            if (bell := self._dialogue.bell) is not None:
                 self._listen(bell, self._from_bell)
         self._tell(message)
 
     def _from_bell(self) -> None:
-        for served in self._dialogue.rows.rung():
+        for served in self._dialogue.rung():
             self._tell(served)
 
     def _from_answer(self) -> None:
@@ -105,8 +102,7 @@ class WorkerProxy(Proxy[WorkerDialogue]):
         if not body:
             raise ChannelClosedError("the server")
         answer, dialogue = decode_answer(body), self._dialogue
-        begins = isinstance(answer, messages.Beginning) or answer.phase != dialogue.payloads.phase
-        if self._held is not None and begins:
+        if self._held is not None and dialogue.begins(answer):
             self._send_state(self._held)
         self._tell(answer, PLACE.pack(dialogue.shown) + body)
 

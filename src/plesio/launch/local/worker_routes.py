@@ -125,6 +125,23 @@ class WorkerDialogue(Dialogue):
         self.slot = parts(slots, nbytes, seats)[worker]
         return Held(rest[0]) if len(rest) > welcome.servers else None
 
+    @property
+    def bell(self) -> int | None:
+        """What several servers of rows ring, if there are such."""
+        return self.rows.bell
+
+    def rung(self) -> list[messages.RowsServed]:
+        return self.rows.rung()
+
+    def heard(self, message: messages.ToWorker) -> None:
+        """The server has said this to it."""
+        if isinstance(message, messages.RowsServed):
+            self.rows.served(message.ahead)
+
+    def begins(self, answer: messages.Answer) -> bool:
+        """Whether it begins with this answer, or begins anew under the strategy of another phase."""
+        return isinstance(answer, messages.Beginning) or answer.phase != self.payloads.phase
+
     def answered(self, answer: messages.Answer) -> None:
         self.answers = 1 if isinstance(answer, messages.Beginning) else self.answers + 1
         self.cancelled += isinstance(answer, messages.GoOn) and answer.verdict is Verdict.CANCELLED

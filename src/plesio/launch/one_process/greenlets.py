@@ -82,6 +82,7 @@ class StillTimer:
 
     time_s = 0.0
     paces = False
+    part = 1.0
 
     def rest(self, sleep: Callable[[float], object]) -> None: ...
 
@@ -116,6 +117,10 @@ class Watcher:
         """Whether the worker does after its next contribution, if it may."""
         return True
 
+    def leaves(self) -> bool:
+        """Whether the worker left the run here, in good order."""
+        return False
+
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         """What the training function logged."""
 
@@ -132,9 +137,9 @@ class Watcher:
 class GreenletWorker(Participation):
     """One worker: its training function, where it stands, and the `plesio.worker.context.WorkerContext` of its `Worker`.
 
-    `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure. A replay is `lenient`: it
-    goes as far as the run did. `lone`: there is and will be no other; `sources`: its random sources at the beginning.
-    `stealing`: fast workers take more of the data.
+    `every` overrides how long it trains on its own; `shows`: evaluations need its model's structure, or what `plain` builds. A
+    replay is `lenient`: it goes as far as the run did. `lone`: there is and will be no other; `sources`: its random sources at
+    the beginning. `stealing`: fast workers take more of the data.
     """
 
     inline = True
@@ -154,11 +159,12 @@ class GreenletWorker(Participation):
         lone: bool = False,
         sources: bytes = b"",
         stealing: bool = True,
+        plain: Callable[[], nn.Module] | None = None,
     ) -> None:
         super().__init__(rank, workers, seed, strategy, watcher.timer, lone, stealing)
         self.lenient = lenient
         self._timeout_s = FOREVER_S
-        self._shows = shows
+        self._shows, self._plain = shows, plain
         self._every = every
         self.model: nn.Module | None = None
         """What the training function gave to prepare, once it did."""
@@ -171,6 +177,7 @@ class GreenletWorker(Participation):
         self.stop = watcher.stop
         self._send_ahead, self._goes_on = watcher.ask_ahead, watcher.goes_on
         self.ask_rows = watcher.ask_rows
+        self.state.left_here = watcher.leaves
         self._train = train
         self._sources = sources
         self._watcher = watcher
@@ -185,6 +192,11 @@ class GreenletWorker(Participation):
     def in_flight(self) -> bool:
         """Whether an answer to it travels, and it has gone on."""
         return isinstance(self._exchange, ServerExchange) and self._exchange.in_flight
+
+    @property
+    def steps_alone(self) -> int:
+        """How many steps it took since its last exchange."""
+        return self._exchange.steps_alone if isinstance(self._exchange, ServerExchange) else 0
 
     def at(self, request: Request | None) -> Whereabouts:
         """Where in its loop it makes this request."""

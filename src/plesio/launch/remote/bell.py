@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from plesio.core.events import Verdict
 from plesio.errors import DeadlineError
@@ -103,6 +104,16 @@ class RemoteBell:
             self._hear(timeout_s, lambda: bool(self._answers))
         return bool(self._answers) or self.reseated
 
+    def heard(self, timeout_s: float) -> bool:
+        """Whether there is anything to take, or the seat is lost; waits for that up to `timeout_s`."""
+
+        def come() -> bool:
+            return bool(self._answers or self._replies or self.reseated)
+
+        if not come():
+            self._hear(timeout_s, come)
+        return come()
+
     def answer(
         self, kind: type[A], timeout_s: float, number: int, version: int, meanwhile: Callable[[], None] = nothing
     ) -> A:
@@ -147,7 +158,7 @@ class RemoteBell:
         self.say(kind, message, payload)
         self._until(lambda: self._pulled, timeout_s, phase)
 
-    def reply(self, kind: type[messages.ToWorker], timeout_s: float, waiting_for: str) -> messages.ToWorker:
+    def reply(self, kind: type[Any], timeout_s: float, waiting_for: str) -> messages.ToWorker:
         """Wait for the next message of this kind on the channel, or a refusal. Data that was asked ahead may come before it."""
 
         def come() -> list[messages.ToWorker]:  # a copy: a carrier adds to them meanwhile

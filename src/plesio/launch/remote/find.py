@@ -2,7 +2,7 @@
 
 | asked in this order     | the head's address                                | its seat               |
 | ----------------------- | ------------------------------------------------- | ---------------------- |
-| `address=`              | that                                              | `rank=`, or any        |
+| `address=`              | that, or one of several, with commas between      | `rank=`, or any        |
 | `PLESIO_JOIN=HOST:PORT` | that                                              | `PLESIO_RANK`, or any  |
 | `PLESIO_JOIN=ray:NAME`  | what Ray's actor of that name says                | `PLESIO_RANK`          |
 | torchrun's variables    | rank 0 starts the head and puts it into the store | `RANK`                 |
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plesio.errors import ConfigurationError
+from plesio.launch.remote.addresses import Addresses
 from plesio.transport.secure import Credentials
 
 TOKEN_FILE = Path("~/.plesio/token")
@@ -44,10 +45,11 @@ EVERYWHERE = "0.0.0.0"
 class RunPlace:
     """Where a run is, as this process was told.
 
-    `host`, `port`: of its head, 0 where the port is still to be known; `rank`: this process's seat, or -1; `workers`: how many
-    there are, or 0; `starts`: whether this process starts the head; `store`, `key`: HOST:PORT of torchrun's store, and where in
-    it the head's address stands; `far`: whether to go over the network though the head is on this host (tcp://HOST:PORT);
-    `actor`: the name of Ray's, which knows where the head is by now; `credentials`: those that it gave.
+    `host`, `port`: of its head, 0 where the port is still to be known; `others`: where it may be, too; `rank`: this process's
+    seat, or -1; `workers`: how many there are, or 0; `starts`: whether this process starts the head; `store`, `key`: HOST:PORT
+    of torchrun's store, and where in it the head's address stands; `far`: whether to go over the network though the head is on
+    this host (tcp://HOST:PORT); `actor`: the name of Ray's, which knows where the head is by now; `credentials`: those that it
+    gave.
     """
 
     host: str
@@ -60,6 +62,12 @@ class RunPlace:
     far: bool = False
     actor: str = ""
     credentials: Credentials | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where its head may be."""
+        return Addresses([(self.host, self.port), *self.others])
 
     @property
     def listens(self) -> str:
@@ -82,8 +90,8 @@ def place(address: str | None, rank: int | None, environment: Mapping[str, str] 
         seat = whole_number(environment, "PLESIO_RANK", -1) if rank is None else rank
         if given.startswith("ray:"):  # set by plesio.launch.remote.ray_backend
             return RunPlace("", 0, seat, actor=given.removeprefix("ray:"))
-        host, port = host_and_port(given.removeprefix("tcp://"), "address=" if address else "PLESIO_JOIN=")
-        return RunPlace(host, port, seat, far=given.startswith("tcp://"))
+        (host, port), *others = addresses_in(given, "address=" if address else "PLESIO_JOIN=")
+        return RunPlace(host, port, seat, far=given.startswith("tcp://"), others=tuple(others))
     if "TORCHELASTIC_RUN_ID" in environment:
         return _of_torchrun(environment)
     if "SLURM_STEP_NODELIST" in environment:
@@ -130,6 +138,15 @@ def host_and_port(text: str, what: str = "") -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 <= int(port) < 65536:
         raise ConfigurationError(f"{what}{text!r}: HOST:PORT was wanted, such as 10.0.0.1:7070")
     return host.strip("[]"), int(port)
+
+
+def addresses_in(text: str, what: str = "") -> list[tuple[str, int]]:
+    """The hosts and ports of one address, or of several.
+
+    >>> addresses_in("tcp://10.0.0.1:7070,10.0.0.2:7070")
+    [('10.0.0.1', 7070), ('10.0.0.2', 7070)]
+    """
+    return [host_and_port(one.strip(), what) for one in text.removeprefix("tcp://").split(",")]
 
 
 def given_token(given: str | None, environment: Mapping[str, str] = os.environ) -> str | None:

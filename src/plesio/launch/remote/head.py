@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -61,12 +62,15 @@ class HeadAddress(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def wait(self) -> None:
         """Wait until a head of ours has written everything. The run's own deadlines bound that. Another's is not waited for.
-        `ServerLostError` if it failed, as far as this process can know: it may be an earlier one's child."""
+        `ServerLostError` if it failed, SystemExit if SIGTERM ended it, as far as this process can know: it may be an earlier
+        one's child."""
         if not self.is_ours:
             return
         self.has_ended(timeout_s=None)
         with suppress(ChildProcessError):
             code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            if code == 128 + signal.SIGTERM:  # whoever stops the job asked the head, too
+                raise SystemExit(code)
             if code != 0:
                 raise ServerLostError(f"the run's head (process {self.pid}) failed; its own messages are above")
 

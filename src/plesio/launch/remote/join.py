@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,11 +17,14 @@ import msgspec
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from plesio.config import SETTINGS, RunConfig
+from plesio.config.run_config import NEWEST
 from plesio.entry import entered, entry
 from plesio.errors import ConfigurationError, DeadlineError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.job import Job, Listening
+from plesio.launch.leaving import LEAVE_S, LeavingBySignal
 from plesio.launch.local.islands import Ties, together
 from plesio.launch.local.worker_process import ProcessContext
+from plesio.launch.newest import finished, say
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.cores import local_rank, processes_here, threads_among
 from plesio.launch.remote.find import LOOPBACK, RunPlace, given_token, place, token_of
@@ -28,6 +32,7 @@ from plesio.launch.remote.head import START_S, HeadAddress, start_head
 from plesio.launch.remote.link import WorkerLink, persist, refusal
 from plesio.launch.remote.rank import RankContext
 from plesio.launch.remote.ranks import NEEDED, Ranks
+from plesio.launch.remote.read import place_of
 from plesio.launch.remote.worker import RemoteContext
 from plesio.protocol import remote
 from plesio.protocol.launcher import Failed, Finished
@@ -62,6 +67,7 @@ def join(
     rejoin_s: float = REJOIN_S,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
     island: bool = False,
+    leave_s: float = LEAVE_S,
     **options: Any,
 ) -> Iterator[Worker]:
     """Become a worker of a run, in a process that torchrun, SLURM, Ray or you have started.
@@ -70,7 +76,8 @@ def join(
 
     Args:
         strategy: as for `ps.run`; None takes the run's.
-        address: HOST:PORT of the run's head (`plesio serve`). Without it the environment says where it is: PLESIO_JOIN,
+        address: HOST:PORT of the run's head (`plesio serve`), or several with commas between: one of them answers, and another
+            if the head is started again there. Without it the environment says where it is: PLESIO_JOIN,
             torchrun's variables, or SLURM's. Under the last two, the first process starts a head and waits for its end.
         token: what proves that this worker may take part; else PLESIO_TOKEN, else ~/.plesio/token. Under torchrun rank 0
             tells the others.
@@ -81,7 +88,9 @@ def join(
         evaluate: as for `ps.run`; judged at the head. Only for the process that starts the head.
         island: all processes that torchrun started here are one worker (docs/islands.md); else each is one of its own.
             PLESIO_JOIN says where the run is.
-        options: those of `ps.run`. What differs from the run's is refused.
+        leave_s: how long this process may take to leave after SIGTERM or Ctrl-C (`Worker.leave`) before it ends at once.
+        options: those of `ps.run`. What differs from the run's is refused. With resume="newest" under torchrun and SLURM, a
+            process ends with status 0 (SystemExit) where the newest run has finished; all hosts have to see `runs` for that.
 
     Raises:
         ConfigurationError: nothing says where the run is, it refuses the worker, or the options are not the run's.
@@ -95,7 +104,9 @@ def join(
     nothing says where the run is. It is looked for in: address=HOST:PORT; PLESIO_JOIN=HOST:PORT in the environment; ...
     """
     where = _by_now(place(address, rank))
-    config = RunConfig(**{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), **options})
+    config = RunConfig(
+        **{"strategy": strategy or DEFAULT, "workers": max(1, where.workers), "leave_s": leave_s, **options}
+    )
     all_reduce = config.strategy.via.by_collective
     ranks = Ranks.here(_environment(where) if all_reduce else os.environ) if island or all_reduce else None
     if ranks is not None and where.workers and not all_reduce:
@@ -116,6 +127,9 @@ def join(
             "nothing"
         )
     as_run = replace(config, workers=ranks.ranks).as_island() if all_reduce and ranks is not None else config
+    if where.workers and config.resume == NEWEST and (done := finished(as_run, None)) is not None:
+        say(f"the newest run, {done}, has finished: nothing is left to do")
+        raise SystemExit(0)
     knock = _knock(as_run, where, options, strategy is not None)
     if ranks is not None:
         seat = 0 if all_reduce else knock.rank
@@ -129,9 +143,14 @@ def join(
 
     find = _finder(where, token, start)
 
+    addresses = where.addresses
+
     def dial(ticket: bytes) -> Wire:
         head = find()  # it may be another by now
-        return connect(head.host, head.port, head.token, head.credentials or credentials, ticket)
+        given = head.token, head.credentials or credentials, ticket
+        if not where.others:
+            return connect(head.host, head.port, *given)
+        return addresses.at_one(lambda host, port, timeout_s: connect(host, port, *given, timeout_s))
 
     leader, store = None, None
     if ranks is not None and ranks.rank:
@@ -141,6 +160,14 @@ def join(
 
     def enter() -> NeighbourContext | RemoteContext:
         head = find()
+        context, port = joined(head)
+        if port:
+            host = addresses.now[0] if where.others else head.host
+            context.read_at = place_of(host, port, head.token, head.credentials or credentials, where.far)
+        return context
+
+    def joined(head: HeadAddress) -> tuple[NeighbourContext | RemoteContext, int]:
+        """As which worker it takes part, and the port at which the run is read."""
         near = None if where.far else connect_here(head.host, head.port, head.token)
         if near is not None:
             return _beside(near, knock, head.host)
@@ -149,13 +176,10 @@ def join(
                 f"{knock.who} is rank {knock.place} of worker {leader.worker}, whose rank 0 is on the head's own host and it is "
                 "not: PLESIO_JOIN=tcp://HOST:PORT has all ranks go over the network"
             )
-        return (
-            RemoteContext(WorkerLink(dial, knock, rejoin_s))
-            if ranks is None
-            else RankContext(WorkerLink(dial, knock, rejoin_s))
-        )
+        link = WorkerLink(dial, knock, rejoin_s)
+        return (RemoteContext if ranks is None else RankContext)(link), link.seated.terms.readers
 
-    target = f"the head at {where.host}:{where.port}" if where.host and where.port else "the run's head"
+    target = f"the head at {addresses}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     if ranks is not None and store is None:
         store = ranks.tell(context.ticket, context.rank, isinstance(context, NeighbourContext), rejoin_s)
@@ -163,8 +187,9 @@ def join(
     context.island.local_rank = local_rank(context.rank)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
+    leaving = LeavingBySignal(lambda: context.island.tell_to_leave(), leave_s, (signal.SIGTERM, signal.SIGINT))
     try:
-        with threads_among(here), _group(context, ranks, store):
+        with threads_among(here), leaving, _group(context, ranks, store):
             worker = Worker(context)
             with taking_part(worker):
                 yield worker
@@ -276,11 +301,11 @@ class NeighbourContext(ProcessContext):
     def over(self, failed: Failed | None = None) -> None:
         """The training function is over; if it raised, the launcher is told what. The process may go on for long."""
         with suppress(ChannelClosedError):  # nobody is left to tell
-            self._engine.send(failed or Finished())
+            self._engine.send(failed or Finished(self.state.early))
         self.hang_up()
 
 
-def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> NeighbourContext:
+def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> tuple[NeighbourContext, int]:
     """The context of a worker on the server's own host, which is at the other end of the connection."""
     launcher: Channel[Any] = Channel(connection, remote.ToProxy, "the launcher")
     launcher.send(knock)
@@ -305,4 +330,4 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> Neighb
     context.ticket = seated.ticket
     context.lenient, context.by_round = terms.lenient, terms.by_round
     context._shows = terms.evaluates or terms.by_round
-    return context
+    return context, terms.readers

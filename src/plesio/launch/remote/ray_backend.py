@@ -35,6 +35,7 @@ from plesio.config import SETTINGS, RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.engine import PROCESSES_MAX
 from plesio.config.on_ray import Ray
+from plesio.config.run_config import NEWEST
 from plesio.entry import entry
 from plesio.errors import (
     ConfigurationError,
@@ -44,6 +45,7 @@ from plesio.errors import (
 )
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
+from plesio.launch.newest import newest as newest_run
 from plesio.launch.remote.find import RunPlace
 from plesio.launch.remote.ray_worker import ANEW, HOW, NAMESPACE, REJOIN_S, HeadStanding, missing, to_the_end
 from plesio.launch.start import start
@@ -92,8 +94,8 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         rejoin_s: how long the head waits when all workers are gone.
         options: those of `ps.run`, but engine, workers_max, faults, pace and watch. There are as many workers as Ray
             starts, or islands of them. `on_worker_error` is "continue" if it is not given: what to do about a worker that
-            raises is Ray's to say. `runs` gets a folder for this run, which has a run folder for each life of the head. The
-            head is on the driver's host, or, if that is lost, on any.
+            raises is Ray's to say. `runs` gets a folder for this run, which has a run folder for each life of the head; with
+            resume="newest", `runs` itself has them. The head is on the driver's host, or, if that is lost, on any.
 
     Raises:
         StrategyError, ConfigurationError: options that cannot work.
@@ -119,15 +121,15 @@ class PlesioConfig(BackendConfig):  # type: ignore[misc]
         self._evaluate = evaluate
         self._insecure, self._rejoin_s = insecure, rejoin_s
         self._options = {"on_worker_error": "continue", **options, "strategy": strategy, "ranks": ranks}
+        given = self._config(PROCESSES_MAX if ranks == 1 else 1)  # says at once what cannot work
         for name in ("runs", "resume"):  # the head has another working directory
-            if options.get(name) is not None:
-                self._options[name] = Path(options[name]).resolve()
-        if options.get("runs") is not None:
+            place = getattr(given, name)
+            self._options[name] = place.resolve() if isinstance(place, Path) else place
+        if given.runs is not None and given.resume != NEWEST:  # which is looked for among those of all starts
             self._options["runs"] /= self.name
         checkpoint = options.get("checkpoint")
         if isinstance(checkpoint, Checkpoint) and checkpoint.folder is not None:
             self._options["checkpoint"] = dataclasses.replace(checkpoint, folder=Path(checkpoint.folder).resolve())
-        self._config(PROCESSES_MAX if ranks == 1 else 1)  # says at once what cannot work
 
     def _config(self, workers: int) -> RunConfig:
         return RunConfig(**{"workers": workers, **self._options})
@@ -285,7 +287,12 @@ class HeadActor:
 
 
 def newest(config: RunConfig) -> Path | None:
-    """Where the newest checkpoint of the head's earlier lives is."""
+    """Where the newest checkpoint of the head's earlier lives is; with resume="newest" that of any start's."""
+    if config.resume == NEWEST:
+        found = newest_run(config, None)
+        if found.held is not None:
+            found.held.close()
+        return found.place or found.finished
     if config.checkpoint is None:
         return None
     if config.checkpoint.folder is not None:

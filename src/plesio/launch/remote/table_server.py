@@ -14,7 +14,8 @@ from typing import Any
 from plesio.entry import entry
 from plesio.errors import ConfigurationError, ServerLostError, is_own, traceback_of, words_of
 from plesio.launch.local.table_server import TICK_S, TableServer
-from plesio.launch.remote.find import LOOPBACK, host_and_port, token_of
+from plesio.launch.remote.addresses import Addresses
+from plesio.launch.remote.find import LOOPBACK, addresses_in, token_of
 from plesio.launch.remote.join import REJOIN_S
 from plesio.launch.remote.link import Reseated, RunOver, WorkerLink, persist
 from plesio.protocol import remote
@@ -27,7 +28,7 @@ from plesio.transport.connect import connect
 from plesio.transport.routes import Spans
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import RowSlots
-from plesio.transport.wire import Frame, FrameKind
+from plesio.transport.wire import Frame, FrameKind, Wire
 
 log = logging.getLogger("plesio")
 
@@ -97,7 +98,7 @@ def join_server(
     address='node1': HOST:PORT was wanted, such as 10.0.0.1:7070
     """
     given = address or os.environ.get("PLESIO_JOIN", "")
-    host, port = host_and_port(given.removeprefix("tcp://"), "address=")
+    addresses = Addresses(addresses_in(given, "address="))
     credentials, secret = (
         secure.credentials(certs or os.environ.get("PLESIO_CERTS"), insecure, LOOPBACK),
         token_of(token),
@@ -105,14 +106,19 @@ def join_server(
     who, version = f"{socket.gethostname()}:{os.getpid()}", importlib.metadata.version("plesio")
     load_kernels()  # before the run waits for it
 
+    def dial(ticket: bytes) -> Wire:
+        return addresses.at_one(
+            lambda host, port, timeout_s: connect(host, port, secret, credentials, ticket, timeout_s)
+        )
+
     def enter() -> WorkerLink:
         knock = remote.Knock(who, version, holds_rows=True)
-        return WorkerLink(lambda ticket: connect(host, port, secret, credentials, ticket), knock, rejoin_s)
+        return WorkerLink(dial, knock, rejoin_s)
 
-    link = persist(enter, lambda: rejoin_s, f"the head at {host}:{port}")
+    link = persist(enter, lambda: rejoin_s, f"the head at {addresses}")
     try:
         while True:
-            log.info("table server %d of the run at %s:%d", link.seated.worker, host, port)
+            log.info("table server %d of the run at %s:%d", link.seated.worker, *addresses.now)
             with suppress(Reseated):  # the head is another
                 FarTableServer(link).serve()
     except RunOver:

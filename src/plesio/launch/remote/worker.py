@@ -114,6 +114,8 @@ class RemoteContext(GatheringContext):
         self._line.reseated = False
         self._line.waiting()  # the run may be over by now: what its head said last is lost when it is sent something
         self._line.say(FrameKind.CHANNEL, self._hello)
+        if self._begun_s is None:
+            self._await(self._line.heard)
         welcome = self._ask(messages.Welcome, "every worker to prepare its model")
         if welcome.first and self._brought:
             raise ConfigurationError(
@@ -125,6 +127,8 @@ class RemoteContext(GatheringContext):
             messages.Ready(),
             self._line.whole(initial) if welcome.first else (),
         )
+        if self._begun_s is None:
+            self._await(self._line.heard)
 
     def _rejoin(self) -> Beginning:
         """Introduce the worker anew, until it can go on from a version."""
@@ -218,4 +222,4 @@ class RemoteContext(GatheringContext):
         if lost and failed is None:
             self._line.reseated, self._line.untold = False, None
             self.leave()
-        self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished()))
+        self._link.part(FrameKind.LAUNCHER, encode(failed or launcher.Finished(self.state.early)))

@@ -20,7 +20,7 @@ class RecordedWorker(Watcher):
     """
 
     away = True  # whether it went on while an answer travelled, or asked for data ahead, is in the journal
-    each_step = False  # it is asked each time
+    each_step = answered = False  # it is asked each time
 
     def __init__(self) -> None:
         self.upcoming: deque[WorkerEvent] = deque()
@@ -100,6 +100,14 @@ class RecordedWorker(Watcher):
         own = takewhile(lambda event: not isinstance(event, Left | Joined), self.upcoming)
         pushed = (event for event in own if isinstance(event, Pushed))
         return next(islice(pushed, place, None), None)
+
+    def leaves(self) -> bool:
+        """Whether it left in good order here: the journal has at most the contribution that it sent with its farewell."""
+        own = list(islice(takewhile(lambda event: not isinstance(event, Joined), self.upcoming), 2))
+        last = own.pop() if own else None
+        if not (isinstance(last, Left) and last.early and self.worker is not None):
+            return False
+        return not own or (isinstance(own[0], Pushed) and own[0].steps == self.worker.steps_alone)
 
     def over(self) -> None:
         if self.worker is not None:

@@ -296,7 +296,7 @@ class _Replay(Replies):
             program.joined(worker, event.incarnation, time_s)
         elif isinstance(event, events.Left):
             seat.empty()
-            program.left(worker, event.incarnation, event.died, time_s)
+            program.left(worker, event.incarnation, event.died, time_s, event.early)
         elif holds and isinstance(event, events.Pushed):
             made = seat.request
             if not isinstance(made, Contribution) or event_of(made, event.worker, event.incarnation) != event:

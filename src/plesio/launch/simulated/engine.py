@@ -20,7 +20,7 @@ from plesio.cluster import Cluster, Timetable
 from plesio.config.evaluations import Due, pause_s
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
-from plesio.launch.job import Job, Live, Outcome, phase_names
+from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.journal import begun
 from plesio.launch.one_process.greenlets import GreenletWorker, Peek, StillTimer, Watcher
 from plesio.launch.one_process.own_copies import own_copies
@@ -33,7 +33,7 @@ from plesio.launch.simulated.virtual import VirtualRun
 from plesio.launch.simulated.workers import Answer, Participant, Request
 from plesio.launch.watching import Watching
 from plesio.observe.clients import Visit
-from plesio.observe.summary import Evaluation, Incident
+from plesio.observe.summary import ALL_LEFT, TOLD, Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import RoundMade
@@ -59,7 +59,7 @@ class VirtualTimer(StillTimer):
         self._step_s = 0.0  # if it is another's than this worker's
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        self.time_s += self._step_s or self._timetable.step_s(self.time_s)
+        self.time_s += self.part * (self._step_s or self._timetable.step_s(self.time_s))
 
     def takes(self, step_s: float) -> None:
         self._step_s = step_s
@@ -81,7 +81,7 @@ class SimulatedEngine:
         self._happened = 0  # incidents that were passed on
         self._ctrl_c = ctrl_c
         self._judgement = Judge(job.evaluate) if job.evaluate is not None else None
-        self.live = Live(time_s=0.0, workers=job.config.workers, book=self.outcome.logged)
+        self.live = Live.of(job.config, self.outcome.logged, 0.0)
         self.rounds = RoundCalls(on_round, job, self.outcome, self.live) if on_round is not None else None
         self._strategy = dataclasses.replace(job.config.strategy, via=Server())
         self._train = own_copies(job.function, job.config.workers)
@@ -110,7 +110,7 @@ class SimulatedEngine:
         if self.checkpointer.writes:
             self.run_of.clock.repeat(job.keeping.every_s, job.keeping.every_s, self.run_of.program.keep)
             self.live.keeper = lambda: self.run_of.program.keep(self.run_of.clock.now_s)
-        self.live.phases, self.live.order = phase_names(self._strategy), lambda order: self.run_of.order(order)
+        self.live.order = lambda order: self.run_of.order(order)
         holds = self.checkpointer.holds or bool(cluster.turns())
         if job.config.strategy.chooses is not None:
             choose_in(self.run_of, job.config.strategy)
@@ -135,6 +135,8 @@ class SimulatedEngine:
         live.time_s, live.now = final.wall_s, final.now
         self._watch.look(live)  # a short run was never looked at
         outcome.ended, outcome.interrupted = self.run_of.ended, self._ctrl_c.pressed > 0
+        if outcome.ended == "finished" and {one.left for one in final.workers} == {TOLD}:
+            outcome.ended = ALL_LEFT
         if len(self.raised) == self.job.config.workers:
             raise WorkerLostError(f"every worker raised; the last: {list(self.raised.values())[-1]}")
         if program.unsettled:  # nobody comes to the end of that, and what came is to count once
@@ -146,7 +148,7 @@ class SimulatedEngine:
             return outcome
         if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(final.wall_s)
-        outcome.state_dict, outcome.tables = self._seating.state_dict, self._seating.tables
+        outcome.hands_over(self._seating.state_dict, self._seating.tables)
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
@@ -154,6 +156,7 @@ class SimulatedEngine:
             self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seeded, watcher,
             shows=self.job.evaluate is not None or self.job.by_round, lenient=self.job.config.on_worker_error == "continue",
             lone=self.job.config.seats == 1, sources=self.job.sources, stealing=self.job.config.stealing,
+            plain=self.job.model,
         )  # fmt: skip
 
     def seat(self, worker: GreenletWorker) -> None:
@@ -250,7 +253,7 @@ class _Participant(Watcher, Participant):
 
     def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
         if not early:
-            self._engine.outcome.clients.add(visits)
+            self._engine.outcome.visited(visits)
         elif self._engine.rounds is not None:
             self._engine.rounds.told(self._rank, visits)
 
@@ -265,7 +268,7 @@ class _Participant(Watcher, Participant):
 
     def _finished(self) -> None:
         assert self._worker is not None
-        error = self._worker.error
+        error, self.leaves_early = self._worker.error, self._worker.state.early
         value = packed(self._worker.returned, self._rank)
         self._engine.outcome.returned[self._rank] = unpacked(value, self._rank)
         if error is not None and self._engine.job.config.on_worker_error == "raise":

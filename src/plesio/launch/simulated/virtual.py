@@ -233,7 +233,7 @@ class VirtualRun(Replies):
         return self.program.sequencer.members.seats.get(index) if self.program.listening[index] else None
 
     def _left(self, event: Left) -> None:
-        self.program.left(event.worker, event.incarnation, event.died, self.clock.now_s)
+        self.program.left(event.worker, event.incarnation, event.died, self.clock.now_s, event.early)
         self._settle()
         self._here -= 1
         self._end_if_over()
@@ -302,8 +302,9 @@ class VirtualRun(Replies):
             self._settle()
         elif self._workers[index].incarnation == message.incarnation:
             self._workers[index].state = State.FINISHED
-            self.program.over(index, died=False)
-            self._left(Left(index, message.incarnation, died=False))
+            early = self._workers[index].participant.leaves_early
+            self.program.over(index, died=False, told=early)
+            self._left(Left(index, message.incarnation, False, early))
 
     def receive(self, event: Event) -> None:
         self.program.receive(event, self.clock.now_s)
@@ -352,7 +353,7 @@ class VirtualRun(Replies):
     def repeated(self, discard: Discard) -> None:
         """One that crossed its cancellation is counted; whoever was evicted learns of it now."""
         if discard.verdict is Verdict.FENCED:
-            self.meter.workers[discard.worker].void()
+            self.program.meter.workers[discard.worker].void()
             self._answered.append((discard.worker, discard, NO_ANSWER, self.clock.now_s))
 
     def _answer(self, index: int, version: int, told: Located) -> float:

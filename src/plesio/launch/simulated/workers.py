@@ -36,7 +36,9 @@ class State(Enum):
 
 
 class Participant:
-    """A simulated worker."""
+    """A simulated worker. `leaves_early`: its training function did not come to its end."""
+
+    leaves_early = False
 
     def begin(self, incarnation: int) -> None:
         """A new process of this worker starts."""
@@ -80,7 +82,7 @@ class TimedWorker(Participant):
                 return now_s, Peek.TAKE
         else:
             assert isinstance(answer, Grant | Cancel), "it asks for nothing else"
-            self._due = self._phases[told.answer.phase].every.due
+            self._every = self._phases[told.answer.phase].every
             self._hear(answer, now_s)
         return self._work(now_s)
 
@@ -96,7 +98,10 @@ class TimedWorker(Participant):
 
     def _is_due(self, now_s: float) -> bool:
         steps, left = self._steps, self._last - self._done
-        return steps >= left or (steps > 0 and self._due(steps, now_s - self._began_s, self._version, self._granted))
+        if steps >= left or not steps or (self._in_flight and self._every.answered):
+            return steps >= left
+        early = max(0, self._adopted_at - 1) if self._every.answered else 0
+        return self._every.due(steps - early, now_s - self._began_s, self._version, self._granted)
 
     def _work(self, now_s: float) -> tuple[float, Request]:
         if self._last <= self._done:

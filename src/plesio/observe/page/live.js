@@ -2,7 +2,7 @@
 "use strict";
 
 const FORMAT = 1; // of records
-const POINTS_MAX = 3000; // of what is kept of a run: then every other older one goes
+const POINTS_MAX = 3000; // of what is kept of a run: then older ones are thinned
 const DRAW_MS = 500;
 const SILENT_S = 10;
 const SHOWN_FIRST = 4; // runs under way that are shown at once
@@ -18,29 +18,43 @@ let said = "";
 const wrote = new Map(); // when each run wrote last, by this browser's clock
 let drawn = ""; // the shape of what is drawn
 
-const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), logged: [], advice: "", ended: null, failed: false, gone: false});
+const empty = () => ({head: null, at: [], events: [], stale: {}, values: Object.create(null), logged: [], readers: {each: [], others: 0}, advice: "", ended: null, failed: false, gone: false});
 
 function take(run, line) {
   if (line.kind === "head") run.head = line.format === FORMAT ? line : null;
   else if (line.kind === "stale") run.stale = line.by;
   else if (line.kind === "logged") run.logged = line.names;
+  else if (line.kind === "readers") run.readers = line;
   else if (line.kind === "advice") run.advice = line.what;
   else if (line.kind === "end") Object.assign(run, {ended: line.why || "cut short", failed: line.failed});
-  else if (line.kind === "event") run.events = [...run.events, line].slice(-500);
+  else if (line.kind === "event") { // of what the run does again and again, such as checkpoints, the last time
+    const others = run.events.filter((one) => one.worker != null || one.what !== line.what);
+    run.events = [...others, line].slice(-500);
+  }
   else if (line.kind === "at") {
     run.at.push(line);
     for (const [name, value] of Object.entries(line.values)) {
       const curve = run.values[name] ??= {time: [], y: []};
       curve.time.push(line.t);
       curve.y.push(value);
-      if (curve.time.length > POINTS_MAX) for (const key of ["time", "y"]) curve[key] = thinned(curve[key]);
+      if (curve.time.length > POINTS_MAX) {
+        const keep = kept(curve.time);
+        for (const key of ["time", "y"]) curve[key] = curve[key].filter((_, k) => keep[k]);
+      }
     }
-    if (run.at.length > POINTS_MAX) run.at = thinned(run.at);
+    if (run.at.length > POINTS_MAX) {
+      const keep = kept(run.at.map(({t}) => t));
+      run.at = run.at.filter((_, k) => keep[k]);
+    }
   }
 }
 
-// The older two thirds of a list by every other one.
-const thinned = (list) => list.filter((_, k) => k > list.length * 2 / 3 || k % 2);
+// Which points to keep: the first, the newer third, and of the time before that the last in each of equal shares, as record.py does.
+function kept(times) {
+  const newer = Math.floor(times.length * 2 / 3);
+  const width = 2 ** Math.ceil(Math.log2(times[newer] / (POINTS_MAX / 3)));
+  return times.map((t, k) => !k || k >= newer || Math.floor(t / width) !== Math.floor(times[k + 1] / width));
+}
 
 // Letters of a lane: in each column the kind that is owed most time, as in the report.
 function letters(run, worker, from, until) {
@@ -84,7 +98,8 @@ function state([name, run]) {
   if (run.failed) return "failed";
   if (run.ended) return run.ended === "finished" ? "finished" : `ended: ${run.ended.length > 60 ? `${run.ended.slice(0, 60)}...` : run.ended}`;
   if (silentFor(name) > SILENT_S) return `silent for ${span(silentFor(name))}`;
-  return run.at.length ? "under way" : "starting";
+  const phase = run.head.phases?.[run.at.at(-1)?.phase ?? 0];
+  return run.at.length ? `under way${phase ? ` in ${phase}` : ""}` : "starting";
 }
 
 // The names of all metrics; that of the target is the first.
@@ -142,17 +157,30 @@ function now(shown) {
     const names = whom.length > 8 ? `${whom.length} workers` : `worker ${whom.join(", ")}`;
     const words = what === "compute" ? "computing" : what === "wait" ? `waiting${whom.length ? ` for ${names}` : ""}` : what;
     return h("tr", {}, h("th", {scope: "row"}, named(k)), h("td", {}, String(worker)), h("td", {class: "text"}, words),
-      h("td", {}, what === "compute" || what === "wait" ? Math.max(0, last.t - since).toFixed(2) : "–"),
+      h("td", {}, Math.max(0, last.t - since).toFixed(2)),
       h("td", {}, format(steps, 9)), h("td", {}, String(stale)));
   }));
   const more = shown.map(([, run]) => run.ended ? 0 : run.at.at(-1)?.others ?? 0).reduce((a, b) => a + b, 0);
-  return rows.length > 0 && [h("h2", {}, "What the workers are at"),
+  return rows.length > 0 && [h("h2", {}, "What the workers are doing"),
     table(["run", "worker", "is", "for, s", "steps", "staleness of its last contribution"], rows, "now"),
     more > 0 && h("p", {class: "small"}, `${format(more, 9)} more workers are not listed.`)];
 }
 
+// Who only reads: one row a reader, while the run is under way.
+function readers(shown) {
+  const going = shown.map(([, run], k) => [k, run.ended ? {each: [], others: 0} : run.readers]);
+  const rows = going.flatMap(([k, {each}]) => each.map(([name, version, behind, silent, sent]) => h("tr", {},
+    h("th", {scope: "row"}, named(k)), h("td", {class: "text"}, name), h("td", {}, version < 0 ? "–" : format(version, 9)),
+    h("td", {}, version < 0 ? "–" : format(behind, 9)), h("td", {}, silent.toFixed(1)), h("td", {}, bytes(sent)))));
+  const more = going.reduce((sum, [, {others}]) => sum + others, 0);
+  return rows.length > 0 && [h("h2", {}, "Who reads the run"),
+    table(["run", "reader", "version", "behind", "silent, s", "was given"], rows, "readers"),
+    h("p", {class: "small"}, "Behind: how many versions the run is ahead of what the reader took last. Silent: since it last asked for anything.",
+      more > 0 && ` ${format(more, 9)} more readers are not listed.`)];
+}
+
 function buttons(shown) {
-  return shown.map(([name, run], k) => !run.ended && run.at.length > 0 && h("div", {class: "controls ask"}, named(k),
+  return shown.map(([name, run], k) => !run.ended && run.at.length > 0 && h("div", {class: "controls ask"}, shown.length > 1 && named(k),
     h("button", {type: "button", id: `stop-${k}`, onclick: () => ask(name, "stop", "Stop this run? Its result so far is kept.")}, "Stop"),
     h("button", {type: "button", id: `checkpoint-${k}`, disabled: !run.head?.keeps,
       title: run.head?.keeps ? "" : "the run keeps no checkpoints", onclick: () => ask(name, "checkpoint")}, "Checkpoint"),
@@ -161,7 +189,7 @@ function buttons(shown) {
       onclick: () => ask(name, `switch-${place}`)}, `Switch to ${phase}`))));
 }
 
-const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, named(k), ": ", run.advice));
+const advised = (shown) => shown.map(([, run], k) => !run.ended && run.advice && h("p", {class: "advice"}, shown.length > 1 && [named(k), ": "], run.advice));
 
 async function ask(name, what, sure) {
   if (sure && !confirm(sure)) return;
@@ -264,7 +292,7 @@ function show() {
     return;
   }
   document.title = `${data.title}: plesio`;
-  update(data, () => [h("p", {id: "status", role: "status"}, words), advised(data.shown), buttons(data.shown), now(data.shown)]);
+  update(data, () => [h("p", {id: "status", role: "status"}, words), advised(data.shown), buttons(data.shown), now(data.shown), readers(data.shown)]);
 }
 
 function plan() {

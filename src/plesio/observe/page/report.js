@@ -45,9 +45,11 @@ function named(k) {
     h("span", {}, parts.map((part) => [h("wbr"), part])));
 }
 
+const unbroken = (head) => head.replace(/, (?=\w$)/, ",\u00a0"); // a unit stays beside what it is of
+
 function table(heads, rows, name) {
   return h("div", {class: "scroll", id: name, tabindex: 0, role: "region", "aria-label": name}, h("table", {},
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", {scope: "col"}, head)))), h("tbody", {}, rows)));
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", {scope: "col"}, unbroken(head))))), h("tbody", {}, rows)));
 }
 
 // The horizontal axis
@@ -391,8 +393,8 @@ function rowsOfTables(rows, servers) {
     `${format(s && 100 * one.busy_s / s, 2)}%`, `${format(one.pulls && 1000 * one.waited_s / one.pulls, 3)} ms`]));
   return rows.length > 0 && [h("h2", {}, "Rows of tables"),
     all(["table", "rows", "born", "stepped", "stale", "staleness, mean", "pulled", "pushed", "memory", "hot keys"], rows, "tables",
-      "Stale: others stepped that row after the worker got it, the last of them so many steps later. Hot: pulled by most " +
-      "contributions, with their share (estimated)."),
+      "Stale: the share of steps at rows that others had stepped since the worker pulled them. Staleness: how far such a row " +
+      "had gone on meanwhile, in steps of the table. Hot: pulled by most contributions, with their share (estimated)."),
     all(["server", "rows", "pulls", "computes", "wait, a pull"], loads, "servers",
       "Wait: until a pull's rows are there. Workers wait for the slowest server.")];
 }
@@ -438,9 +440,12 @@ function draw(data, more = page?.more ?? (() => [])) {
     fill(part, nodes);
     return part;
   });
-  if (data.strategies.length) parts.splice(2, 0, h("section", {}, h("h2", {}, "Learning"), controls(), learning.charts.map(figure),
+  if (data.strategies.length) parts.splice(2, 0, h("section", {}, h("h2", {}, "Learning"),
+    learning.charts.some(({lines}) => lines.length) ? controls() : "", learning.charts.map(figure),
     learning.notes.map((note) => h("p", {class: "empty"}, note))));
-  document.querySelector("#report").replaceChildren(...parts);
+  const report = document.querySelector("#report");
+  report.classList.toggle("alone", data.strategies.length === 1);
+  report.replaceChildren(...parts);
   if (focused) document.getElementById(focused)?.focus({preventScroll: true});
 }
 

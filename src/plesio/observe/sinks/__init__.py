@@ -5,7 +5,7 @@ with a warning, one that is slow hears less, and training goes on.
 
 >>> run = ps.run(train, "sync_sgd", workers=2, engine=ps.Simulated("uniform"), sinks=[Prometheus("run.prom")])
 >>> from pathlib import Path
->>> "plesio_run_version" in Path("run.prom").read_text()
+>>> "plesio_worker_steps_total" in Path("run.prom").read_text()
 True
 """
 

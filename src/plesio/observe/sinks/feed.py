@@ -9,11 +9,12 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from plesio.errors import ConfigurationError, words_of
+from plesio.observe.measures import Number
 from plesio.observe.summary import Summary
 
 log = logging.getLogger("plesio")
@@ -26,8 +27,8 @@ SHORT_S = 1.0  # after so long a wait at the end, a line says which sink it is f
 class Told(NamedTuple):
     """How a run stands: seconds since training began, what was done until then, and the newest numbers by name.
 
-    `values` are those that `evaluate` returned and workers logged, and what became of the rows of tables
-    (`rows/TABLE/stepped`, `row_servers/0/wait_s`).
+    `values` are those that `evaluate` returned and workers logged. `figures` are all others that the live page shows
+    (`plesio.observe.measures`), such as each worker's. They are told once a second and at the end; in between there are none.
     """
 
     time_s: float
@@ -35,6 +36,7 @@ class Told(NamedTuple):
     steps: int
     samples: int
     values: dict[str, float]
+    figures: tuple[Number, ...] = ()
 
     @property
     def at(self) -> int:
@@ -43,9 +45,9 @@ class Told(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """All of it by name, with `run/` before what is of the run itself."""
+        """All of it by name, for sinks without labels: `run/waiting_share`, `worker/3/steps_per_s`, `accuracy`."""
         own = {f"run/{name}": getattr(self, name) for name in ("time_s", "version", "steps", "samples")}
-        return {**own, **self.values}
+        return {**own, **{one.path: one.value for one in self.figures}, **self.values}
 
 
 class Sink(Protocol):
@@ -79,6 +81,33 @@ def needs(what: str, package: str, extra: str) -> None:
         raise ConfigurationError(f"{what} needs the package {package}; pip install 'plesio[{extra}]'")
 
 
+class Exchange(NamedTuple):
+    """What sinks that trace are told: a worker's contribution of this `number`. Times are in seconds since 1970.
+
+    `outcome`: "folded", or such as "discarded: stale".
+    """
+
+    worker: int
+    number: int
+    began_s: float
+    came_s: float
+    outcome: str
+    staleness: int
+    samples: int
+
+
+class Settled(NamedTuple):
+    """Exchanges that ended at once: in the fold that made `version`; None where one was discarded."""
+
+    time_s: float
+    version: int | None
+    exchanges: tuple[Exchange, ...]
+
+
+Follow = Callable[[float], Callable[[], Iterable[Settled]]]
+"""Given the share of exchanges that a sink traces: what to call for those that were settled since the last time."""
+
+
 class Names:
     """Names of metrics as a sink takes them; two that would be the same get a number.
 
@@ -89,21 +118,24 @@ class Names:
     Args:
         refused: a regular expression for each character that it does not take.
         slash: what stands for a slash.
+        taken: names that are no longer to be had.
     """
 
-    def __init__(self, refused: str, slash: str = "_") -> None:
+    def __init__(self, refused: str, slash: str = "_", taken: Iterable[str] = ()) -> None:
         self._refused = re.compile(refused)
         self._slash = slash
+        self._taken = set(taken)
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         if name not in self._known:
             plain = free = self._refused.sub(lambda found: self._slash if found[0] == "/" else "_", name)
             number = 1
-            while free in self._known.values():
+            while free in self._taken:
                 number += 1
                 free = f"{plain}_{number}"
             self._known[name] = free
+            self._taken.add(free)
         return self._known[name]
 
 
@@ -119,7 +151,17 @@ class Feed:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._last: Told | None = None  # of those that wait
         self._ending = False
+        self._news: Callable[[], Iterable[Settled]] | None = None  # of exchanges
         self._thread = threading.Thread(target=self._serve, name=f"plesio sink {self._name}", daemon=True)
+
+    def follow(self, follow: Follow | None) -> None:
+        if share := getattr(self._sink, "traces", 0.0):
+            if follow is None:
+                raise ConfigurationError(
+                    f"sink {self._name}: traces={share:g} needs runs=, and a strategy with a server: spans are made from the "
+                    "journal in the run's folder"
+                )
+            self._news = follow(share)
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         self._thread.start()
@@ -135,6 +177,8 @@ class Feed:
     def _tell(self, told: Told) -> None:
         if not self._ending or told is self._last:
             self._sink.tell(told)
+            if self._news is not None and told.figures:
+                self._sink.trace(self._news())  # type: ignore[attr-defined]  # only some sinks do
 
     def end(self, summary: Summary | None) -> None:
         """Let it write what it was told, and end; after `SHORT_S` only the last of it, for `END_S` at most."""
@@ -183,6 +227,11 @@ class Feeds:
     def end(self, summary: Summary | None) -> None:
         for one in self._feeds:
             one.end(summary)
+
+    def follow(self, follow: Follow | None) -> None:
+        """Before the run begins: where sinks that trace exchanges hear of them, if anywhere."""
+        for one in self._feeds:
+            one.follow(follow)
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         for one in self._feeds:

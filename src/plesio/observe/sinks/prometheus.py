@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from plesio.observe.sinks.feed import Names, Sink, Told
+from plesio.observe.sinks.exposition import Exposition, Shown
+from plesio.observe.sinks.feed import Sink, Told
 
 
 class Prometheus(Sink):
-    """Keeps a file in the text format of Prometheus: a gauge for each number, `plesio_run_steps` and the like.
+    """Keeps a file in the text format of Prometheus, written once a second: `plesio_worker_steps_total` and the like.
 
     Args:
         path: the file, which ends in .prom for the textfile collector. It is replaced whole, so that no reader sees a half.
@@ -23,21 +23,16 @@ class Prometheus(Sink):
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._label = ""
-        self._names = Names(r"[^a-zA-Z0-9_]")
+        self._run = ""
+        self._exposition = Exposition()
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        escaped = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        self._label = f'{{run="{escaped}"}}'
+        self._run = name
 
     def tell(self, told: Told) -> None:
-        lines = [line for name, value in told.numbers.items() for line in self._lines(name, value)]
+        if not told.figures:
+            return
         new = self._path.with_name(f"{self._path.name}.new")
-        new.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        new.write_text(self._exposition.text([Shown(self._run, told.figures, told.values)]), encoding="utf-8")
         os.replace(new, self._path)
-
-    def _lines(self, name: str, value: float) -> list[str]:
-        known = f"plesio_{self._names(name)}"
-        number = repr(float(value)) if isfinite(value) else "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
-        return [f"# TYPE {known} gauge", f"{known}{self._label} {number}"]

@@ -54,8 +54,9 @@ class Journal:
     def folds(self) -> Iterator[Fold]:
         return (fold for one in self.decisions() for fold in one.folds)
 
-    def placed(self) -> Iterator[tuple[int, Record]]:
-        position = self.start
+    def placed(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """Records, and where each ends; `after`: where one ended."""
+        position = max(self.start, after)
         with self.path.open("rb") as file:
             while (found := self._record_at(file, position)) is not None:
                 yield found

@@ -28,7 +28,7 @@ FILE_NAME = "journal.bin"
 """The journal's name in a run folder."""
 MAGIC = b"\x89plesio\n"
 HEAD = b"\1"
-FORMAT = 12
+FORMAT = 13
 RECORD_BYTES_MAX = 1 << 22
 """Bounds what a damaged length can make a reader do; a fold of 150,000 contributions is below it."""
 FRAME = Struct("<II")

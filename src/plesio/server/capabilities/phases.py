@@ -6,6 +6,7 @@ from plesio.core.events import Switch, Switched
 from plesio.errors import PlesioError, StrategyError
 from plesio.protocol import launcher
 from plesio.protocol.journal import ELSEWHERE, JournalWriter
+from plesio.protocol.worker import Answer
 from plesio.server.capability import Capability, Serving
 
 
@@ -31,6 +32,9 @@ class PhaseChanges(Capability):
     def joined(self, worker: int, now_s: float) -> None:
         if self.program.meter.workers[worker].away:
             self.program.recorder.keep(JournalWriter.note, ELSEWHERE.format(worker), now_s, worker)
+
+    def answering(self, answer: Answer) -> None:
+        answer.phase = self.program.sequencer.phases.now
 
     def unsettled(self) -> bool:
         return self.program.sequencer.phases.following is not None

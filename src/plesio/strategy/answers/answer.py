@@ -38,12 +38,18 @@ POSITIVE = Allowed("a number above 0", lambda value: _is_number(value) and value
 POSITIVE_OR_NONE = Allowed(POSITIVE.words, lambda value: value is None or POSITIVE.holds(value))
 DECAY = Allowed("a number of at least 0 and below 1", lambda value: _is_number(value) and 0 <= value < 1)
 PART = Allowed("a number above 0, at most 1", lambda value: _is_number(value) and 0 < value <= 1)
+PART_OR_NONE = Allowed(PART.words, lambda value: value is None or PART.holds(value))
 BELOW_1 = Allowed("a number above 0 and below 1", lambda value: _is_number(value) and 0 < value < 1)
 BELOW_HALF = Allowed("a number of at least 0 and below .5", lambda value: _is_number(value) and 0 <= value < 0.5)
 HALF_AT_MOST = Allowed("a number above 0, at most .5", lambda value: _is_number(value) and 0 < value <= 0.5)
+NAME = Allowed(
+    "a name without dots and with one * at most",
+    lambda value: isinstance(value, str) and value.count("*") <= 1 and bool(value) and "." not in value,
+)
 CAST = Allowed("'bf16' or 'fp16'", lambda value: value in ("bf16", "fp16"))
+HALF_OR_NONE = Allowed(f"{CAST.words}, or None", lambda value: value is None or CAST.holds(value))
 TORCH_OR_NONE = Allowed("'torch' or None", lambda value: value in ("torch", None))
-OUTER_SCALE = Allowed("'share', 'full' or 'sum'", lambda value: value in ("share", "full", "sum"))
+OUTER_SCALE = Allowed("'share', 'full', 'sum' or 'work'", lambda value: value in ("share", "full", "sum", "work"))
 LR_SCALE = Allowed("'share' or 'full'", lambda value: value in ("share", "full"))
 
 
@@ -72,31 +78,39 @@ class Answer:
 
     # What others ask an answer instead of its class. Those of which it is true say so.
     stepped: ClassVar[bool] = False
+    feeds_back: ClassVar[bool] = False
     normalised: ClassVar[bool] = False
     in_rounds: ClassVar[bool] = False
     timed: ClassVar[bool] = False
     after: int = 0  # before that version workers exchange after every step, and wait for it
     paced: ClassVar[bool] = False
+    answered: ClassVar[bool] = False
     by_client: ClassVar[bool] = False
     among_ranks: ClassVar[bool] = False
     proximal: float = 0.0
     grace_s: float | None = None
+    slack: float | None = None
     deadline_s: float | None = None
     least: int | None = None
     cancel_late: bool = False
     averages: ClassVar[bool] = False
     differs: ClassVar[bool] = False
     control: bool = False
+    half: str | None = None
     fragments: int = 1
     of_user: ClassVar[bool] = False
     own_optimizer: ClassVar[bool] = False
     in_worker: ClassVar[bool] = False
+    by_work: bool = False
     by_rate: ClassVar[bool] = False
     blends: ClassVar[bool] = False
     corrects: ClassVar[bool] = True
     spares_rows: ClassVar[bool] = False
     at_once: ClassVar[bool] = False
     robust: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
+    products: ClassVar[bool] = False
+    replaces: bool = False
     after_fold: ClassVar[bool] = False
     ahead: int = 0
     away: bool = False
@@ -117,6 +131,20 @@ class Answer:
     def grants(self, pace: float, fastest: float) -> int:
         """How many steps a worker may take that makes `pace` of them a second, where the fastest makes so many; 0: as always."""
         return 0
+
+    @property
+    def needs(self) -> int:
+        """How many contributions a fold needs."""
+        return 1
+
+    @property
+    def has_grace(self) -> bool:
+        """Whether a round stays open for a while when enough have come."""
+        return self.grace_s is not None or self.slack is not None
+
+    def grace(self, since_s: float, period_s: float) -> float:
+        """For how long, where the earliest of the round came `since_s` before, and had taken `period_s`."""
+        return self.grace_s or (self.slack or 0.0) * max(0.0, period_s - since_s)
 
     @property
     def late(self) -> bool:

@@ -1,9 +1,9 @@
-"""In how few bytes is a delta sent (`Codec`)? The arithmetic is in `plesio.tensors.codecs`."""
+"""In how few bytes is a delta or a gradient sent (`Codec`)? The arithmetic is in `plesio.tensors.codecs`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar, NoReturn, get_args
 
 from plesio.errors import StrategyError, unknown_name
 from plesio.strategy.answers.answer import CAST, HALF_AT_MOST, Allowed, Answer
@@ -67,3 +67,23 @@ def codec_of(given: str | Codec | None) -> Codec | None:
     if given not in CODECS:
         raise StrategyError(unknown_name("codec", given, CODECS) + "; and plesio.strategy.answers.TopK(part)")
     return CODECS[given]
+
+
+def in_short(codec: Codec) -> tuple[str, float]:
+    """A codec as a name and a number.
+
+    >>> in_short(Int8()), in_short(TopK(0.01))
+    (('int8', 0.0), ('topk', 0.01))
+    """
+    if isinstance(codec, TopK):
+        return "topk", codec.part
+    return next(name for name, one in CODECS.items() if one == codec), 0.0
+
+
+def codec_in_short(name: str, part: float) -> Codec:
+    """That codec again. Raises `StrategyError` if there is none."""
+    return TopK(part) if name == "topk" else CODECS[name] if name in CODECS else _unknown(name)
+
+
+def _unknown(name: str) -> NoReturn:
+    raise StrategyError(unknown_name("codec", name, CODECS))

@@ -1,7 +1,7 @@
 """How do the contributions of a fold become one (`Combine`)? Numbers only: the arithmetic is in `plesio.tensors.combining`.
 
-All but the mean are robust: whatever a few members send, the result stays among what the others sent. Members count alike. Each
-contribution lies in its worker's slot until the round is folded, so this takes no more memory. `needs`: how many a fold needs.
+The robust ones keep the result among what the others sent, whatever a few members send, and members count alike. Each
+contribution lies in its worker's slot until the round is folded, so this takes no more memory.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, ClassVar
 
-from plesio.strategy.answers.answer import BELOW_HALF, COUNT, WHOLE, Answer
+from plesio.errors import StrategyError
+from plesio.strategy.answers.answer import BELOW_HALF, COUNT, NAME, WHOLE, Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Mean(Answer):
     """The mean, by weight."""
 
-    needs: ClassVar[int] = 1
+    adds_up: ClassVar[bool] = True
     words: ClassVar[str] = "mean"
 
 
@@ -28,9 +29,12 @@ class Median(Answer):
     Source: Yin et al. 2018, arXiv 1803.01498.
     """
 
-    needs: ClassVar[int] = 3
     robust: ClassVar[bool] = True
     words: ClassVar[str] = "median"
+
+    @property
+    def needs(self) -> int:
+        return 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,51 @@ class Krum(Answer):
         return f"Krum (f={self.f}" + (f", keep={self.keep})" if self.keep > 1 else ")")
 
 
-Combine = Mean | Median | TrimmedMean | Krum
-COMBINES: dict[str, Combine] = {"mean": Mean(), "median": Median(), "trimmed_mean": TrimmedMean(), "krum": Krum()}
+@dataclass(frozen=True, slots=True)
+class LowRank(Answer):
+    """Adapters by their products: of LoRA's factors B_i and A_i the mean of B_i A_i by weight, cut back to their rank.
+
+    Rule: B A = the closest of rank r to sum_i p_i B_i A_i, by a singular value decomposition; A = mean(A) V V', V its right
+    singular vectors, made no shorter in any direction than the workers' A are. The means of A and B apart have another product,
+    (sum p_i B_i)(sum p_i A_i). All other tensors have their mean. Of differences (`fedavg`, `diloco`) B_i and A_i are the
+    version's factors less what was sent, and the result is told as a difference again.
+
+    The product is the next version only where that is what came. So no momentum and no other rate may move it: they would move A
+    and B apart. `diloco` takes it with lr=1.0 and momentum=0 alone, `decoupled` with `outer=Outer("SGD", lr=1.0)`.
+
+    Args:
+        a, b: what a part of their names is, between dots; `*` in both stands for the same text. The default is peft's naming:
+            `lora_A` and `lora_B`, `lora_embedding_A` and `lora_embedding_B`. A of shape (r, in, ...), B of shape (out, r, ...).
+
+    Source: Bai et al. 2024 (FlexLoRA), arXiv 2402.11505; of the means' error: Wang et al. 2024 (FLoRA), arXiv 2409.05976.
+
+    Raises:
+        StrategyError: `a` or `b` is no such name, or one of them alone has a `*`. As a run begins, ConfigurationError: a model
+            has no trained pair, or one whose shapes do not match.
+
+    >>> str(LowRank()), str(LowRank(a="down", b="up"))
+    ('mean of lora_*B lora_*A', 'mean of up down')
+    """
+
+    a: Annotated[str, NAME] = "lora_*A"
+    b: Annotated[str, NAME] = "lora_*B"
+    products: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Answer.__post_init__(self)
+        if self.a == self.b or self.a.count("*") != self.b.count("*"):
+            raise StrategyError(f"{self!r}: a and b must differ, and have a * both or neither")
+
+    def __str__(self) -> str:
+        return f"mean of {self.b} {self.a}"
+
+
+Combine = Mean | Median | TrimmedMean | Krum | LowRank
+COMBINES: dict[str, Combine] = {
+    "mean": Mean(),
+    "median": Median(),
+    "trimmed_mean": TrimmedMean(),
+    "krum": Krum(),
+    "low_rank": LowRank(),
+}
 """By name, with their usual numbers."""

@@ -18,6 +18,7 @@ from plesio.strategy.answers.answer import (
     NUMBER,
     OUTER_SCALE,
     PART,
+    PART_OR_NONE,
     POSITIVE,
     POSITIVE_OR_NONE,
     TORCH_OR_NONE,
@@ -57,12 +58,15 @@ class Round(Answer):
 
     `least`: a version is made of so many or more; with fewer workers a round waits for others to come. `deadline_s`: a round
     waits for the `first`, or for all that are there, no longer than that after the first one came, if there are `least` by then.
+    `slack`, in place of `grace_s`: this share of the time from the `first` until the earliest of them is due again, by how long
+    workers usually take (arXiv 2604.21428).
     """
 
     first: Annotated[int | None, COUNT_OR_NONE] = None
     grace_s: Annotated[float | None, POSITIVE_OR_NONE] = None
     least: Annotated[int | None, COUNT_OR_NONE] = None
     deadline_s: Annotated[float | None, POSITIVE_OR_NONE] = None
+    slack: Annotated[float | None, PART_OR_NONE] = None
     in_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -70,6 +74,10 @@ class Round(Answer):
         if self.grace_s is not None and self.first is None:
             raise StrategyError(
                 f"Round(grace_s={self.grace_s!r}): a round of all waits for everybody, and has no grace; give first, too"
+            )
+        if self.slack is not None and (self.first is None or self.grace_s is not None):
+            raise StrategyError(
+                f"Round(slack={self.slack!r}): it is the grace of a round's first; give first, and no grace_s"
             )
         if self.first is not None and self.least is not None and self.least > self.first:
             raise StrategyError(
@@ -84,6 +92,12 @@ class Round(Answer):
 
     def __str__(self) -> str:
         grace = "" if self.grace_s is None else f" and {self.grace_s:g} s more"
+        if self.slack is not None:
+            grace = (
+                " and until one is due again"
+                if self.slack == 1.0
+                else f" and {self.slack:g} of the time until one is due"
+            )
         who = "round of all" if self.first is None else f"round, first {self.first}{grace}"
         least = "" if self.least is None else f", {self.least} at least"
         return who + least + ("" if self.deadline_s is None else f", {self.deadline_s:g} s at most")
@@ -196,6 +210,11 @@ class Average(Answer):
         """Whether they move a part of the way only."""
         return self.rate != 1.0
 
+    @property
+    def replaces(self) -> bool:  # type: ignore[override]
+        """Whether what comes of a fold's contributions is the next version, as it is."""
+        return not self.by_rate
+
     def scale(self, folded: int, workers: int) -> float:
         """What a fold moves by, whoever is in it."""
         return self.rate
@@ -209,7 +228,8 @@ class Outer(Answer):
     """An optimizer of its own for deltas: a class of `torch.optim` by name, or `DelayedNesterov`, with its settings.
 
     `lr_scale="share"`: a fold of k of N workers' contributions moves by k/N of its learning rate; `"sum"`: by k times that, so by
-    their sum. The user's optimizer steps in the workers, with the rate and the state it has there.
+    their sum; `"work"`: by their part of what all weigh that are there. The user's optimizer steps in the workers, with the rate
+    and the state it has there.
 
     >>> print(Outer("SGD", lr=0.7, momentum=0.6, nesterov=True))
     SGD(lr=0.7, momentum=0.6, nesterov=True)
@@ -229,15 +249,29 @@ class Outer(Answer):
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
+    @property
+    def replaces(self) -> bool:  # type: ignore[override]
+        """Whether what comes of a fold's contributions is the next version, as it is."""
+        moves = {key: value for key, value in self.settings if value}
+        return (self.name, self.lr_scale, moves) == ("SGD", "full", {"lr": 1.0})
+
     def scale(self, folded: int, workers: int) -> float:
         """What a fold of `folded` contributions multiplies the learning rate by in a run of `workers`."""
         if self.lr_scale == "sum":
             return float(folded)
         return folded / workers if folded < workers and self.lr_scale == "share" else 1.0
 
+    @property
+    def by_work(self) -> bool:  # type: ignore[override]
+        return self.lr_scale == "work"
+
     def __str__(self) -> str:
         settings = ", ".join(f"{key}={value}" for key, value in self.settings)
-        return f"{self.name}({settings})" + {"share": ", lr x k/N", "sum": " of the sum"}.get(self.lr_scale, "")
+        return f"{self.name}({settings})" + {
+            "share": ", lr x k/N",
+            "sum": " of the sum",
+            "work": ", lr x part of the work",
+        }.get(self.lr_scale, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from plesio.errors import StrategyError
-from plesio.strategy.answers.answer import COUNT, NUMBER, POSITIVE, WHOLE, Answer
+from plesio.strategy.answers.answer import COUNT, HALF_OR_NONE, NUMBER, POSITIVE, WHOLE, Answer
 from plesio.strategy.answers.codec import CODEC_OR_NONE, Codec
 from plesio.strategy.answers.privacy import Privacy
 from plesio.strategy.answers.secure import SECURE_OR_NONE, SecureSums
@@ -122,6 +122,30 @@ class Adaptive(Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class Aligned(Answer):
+    """As `Adaptive`, and all about when the others do: who took its last answer after more than one step goes on for as many
+    steps longer. No worker that goes on while its answer travels is due before that has come.
+
+    >>> Aligned(8).grants(pace=2.0, fastest=8.1)
+    2
+    """
+
+    steps: Annotated[int, COUNT]
+    timed: ClassVar[bool] = True
+    paced: ClassVar[bool] = True
+    answered: ClassVar[bool] = True
+
+    def due(self, steps: int, seconds: float, version: int = 0, granted: int = 0) -> bool:
+        return steps >= (granted or self.steps)
+
+    def grants(self, pace: float, fastest: float) -> int:
+        return max(1, round(self.steps * min(1.0, pace / fastest)))
+
+    def __str__(self) -> str:
+        return f"{_every(self.steps)}, all at once"
+
+
+@dataclass(frozen=True, slots=True)
 class Clients(Answer):
     """Exchange when a client ends (`plesio.Clients`), or in rounds when the worker has trained its clients of one; no step does.
     `proximal`: as of `Steps`.
@@ -146,13 +170,15 @@ class Clients(Answer):
 @dataclass(frozen=True, slots=True)
 class Shown(Answer):
     """Each step is an all-reduce among the processes of one worker, and what the server is shown now and then is where they are:
-    after about `seconds` of steps, by the pace that it measured, it says in each answer how many the next are.
+    after about `seconds` of steps, by the pace that it measured, it says in each answer how many the next are. Gradients are
+    reduced in `half` precision, if that is given.
 
     >>> Shown().grants(pace=250.0, fastest=250.0)
     250
     """
 
     seconds: Annotated[float, POSITIVE] = 1.0
+    half: Annotated[str | None, HALF_OR_NONE] = field(default=None, repr=False)
     timed: ClassVar[bool] = True
     paced: ClassVar[bool] = True
     among_ranks: ClassVar[bool] = True
@@ -167,7 +193,7 @@ class Shown(Answer):
         return f"every step, shown every {self.seconds:g} s"
 
 
-Every = Steps | Seconds | PostLocal | Adaptive | Clients | Shown
+Every = Steps | Seconds | PostLocal | Adaptive | Aligned | Clients | Shown
 
 
 def _leash(proximal: float) -> str:
@@ -211,14 +237,36 @@ def steps_of(recipe: str, given: int | str | Every) -> int:
     raise StrategyError(f"{recipe}(every={given}): whole steps, such as every=16")
 
 
+def _packed(name: str, codec: Codec | None, feedback: bool) -> str:
+    return name if codec is None else f"{name}, {codec}" + ("" if feedback else ", without feedback")
+
+
 @dataclass(frozen=True, slots=True)
 class Gradient(Answer):
-    """The gradient of the user's loss; the user's own optimizer runs at the server."""
+    """The gradient of the user's loss; the user's own optimizer runs at the server.
 
-    codec: ClassVar[None] = None
+    With a `codec` it travels in fewer bytes. With `feedback` the worker keeps what the packing left out, and adds it to the next:
+    p_t = pack(g_t + e_t), e_{t+1} = g_t + e_t - p_t (Seide et al. 2014, "1-Bit SGD"; Karimireddy et al. 2019, EF-SGD, arXiv
+    1901.09847; of the largest numbers Lin et al. 2018, Deep Gradient Compression, arXiv 1712.01887). The next is the next that
+    has a gradient for that parameter. Of one that comes too late the gradient is lost, and e_t stays.
+
+    >>> from plesio.strategy.answers import Int8
+    >>> print(Gradient(Int8()), Gradient(Int8(), feedback=False), sep="; ")
+    gradient, int8; gradient, int8, without feedback
+    """
+
+    codec: Annotated[Codec | None, CODEC_OR_NONE] = None
+    feedback: bool = True
     privacy: ClassVar[None] = None
     secure: ClassVar[None] = None
-    words: ClassVar[str] = "gradient"
+
+    @property
+    def feeds_back(self) -> bool:  # type: ignore[override]
+        """Whether a worker keeps what a packing left out."""
+        return self.codec is not None and self.feedback
+
+    def __str__(self) -> str:
+        return _packed("gradient", self.codec, self.feedback)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +305,11 @@ class Delta(Answer):
     stepped: ClassVar[bool] = True
     differs: ClassVar[bool] = True
 
+    @property
+    def feeds_back(self) -> bool:  # type: ignore[override]
+        """Whether a worker keeps what a packing left out."""
+        return self.codec is not None and self.feedback
+
     def __str__(self) -> str:
         private = "" if self.privacy is None else f", {self.privacy}"
         if self.secure is not None:
@@ -266,9 +319,7 @@ class Delta(Answer):
         if self.control:
             return "delta, control variates"
         name = "delta" if self.fragments == 1 else f"delta, one part of {self.fragments}"
-        if self.codec is None:
-            return name
-        return f"{name}, {self.codec}" + ("" if self.feedback else ", without feedback")
+        return _packed(name, self.codec, self.feedback)
 
 
 Send = Gradient | Parameters | Delta

@@ -10,22 +10,38 @@ from typing import Any
 
 from plesio.errors import StrategyError
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Adaptive, Adopt, Codec, Every, Outer, PostLocal, Seconds, Steps, codec_of
-from plesio.strategy.answers.answer import COUNT, DECAY, NUMBER
+from plesio.strategy.answers import (
+    Adaptive,
+    Adopt,
+    Aligned,
+    Codec,
+    Combine,
+    Every,
+    Outer,
+    PostLocal,
+    Seconds,
+    Steps,
+    codec_of,
+)
+from plesio.strategy.answers.answer import COUNT, COUNT_OR_NONE, DECAY, NUMBER
+from plesio.strategy.answers.combine import COMBINES
 from plesio.strategy.answers.work import every_of, steps_of
-from plesio.strategy.recipes.naming import call, known_as
+from plesio.strategy.recipes.naming import call, known_as, word
 from plesio.strategy.recipes.synchronous import rounds
 
-__all__ = ["diloco", "slowmo", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
+__all__ = ["diloco", "slowmo", "decoupled", "async_local_sgd"]  # noqa: RUF022 (in the order they are listed to users)
 
 BY_SAMPLES = answers.BySamples()
+LR, MOMENTUM = 0.7, 0.6
+"""Of the outer optimizer."""
 
 
 def diloco(
     every: int | str | Every = 50,
     *,
-    lr: float = 0.7,
-    momentum: float = 0.6,
+    lr: float = LR,
+    momentum: float = MOMENTUM,
+    combine: str | Combine = "mean",
     codec: str | Codec | None = None,
     overlap: bool | None = None,
     fragments: int = 1,
@@ -38,6 +54,9 @@ def diloco(
     Args:
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         lr, momentum: the outer optimizer's.
+        combine: "mean", or what a few workers cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
+            `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Workers then count alike, and a round waits for as many as that needs.
+            With lr=1.0 and momentum=0 also "low_rank" or `ps.LowRank(a, b)`, of adapters. None with a codec.
         codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
         overlap: whether workers train on while their answers travel (docs/local-steps.md); None: those on other hosts than the
             server do; in rounds only those whose own optimizer has no `momentum`.
@@ -47,17 +66,18 @@ def diloco(
 
     Raises:
         StrategyError: `every` is no whole number of at least 1, nor steps or seconds, or no multiple of `fragments`; `lr` no
-            number of at least 0, `momentum` none below 1, an unknown codec.
+            number of at least 0, `momentum` none below 1, an unknown codec or `combine`, or what cannot be together.
 
     >>> diloco(every=20).name, str(diloco().outer)
     ('diloco(every=20)', 'SGD(lr=0.7, momentum=0.6, nesterov=True)')
     """
-    NUMBER.check("diloco", "lr", lr)
-    DECAY.check("diloco", "momentum", momentum)
-    outer = Outer("SGD", lr=lr, momentum=momentum, nesterov=momentum > 0)
-    every = every_of("diloco", every)
-    name = call(diloco, every=shown(every), lr=lr, momentum=momentum, codec=codec, overlap=overlap, fragments=fragments)
-    return rounds(name, **in_parts(name, every, codec, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
+    outer, every = nesterov("diloco", lr, momentum), every_of("diloco", every)
+    fold = known_as("combine", combine, COMBINES)
+    said = {"lr": lr, "momentum": momentum, "combine": word(fold, COMBINES), "codec": codec, "overlap": overlap}
+    name = call(diloco, every=shown(every), **said, fragments=fragments)
+    weigh = answers.Equal() if fold.robust else BY_SAMPLES
+    parts = in_parts(name, every, codec, overlap, fragments)
+    return rounds(name, least=least_of(fold), **parts, weigh=weigh, outer=outer, combine=fold)
 
 
 def slowmo(
@@ -90,6 +110,71 @@ def slowmo(
     name = call(slowmo, every=shown(every), alpha=alpha, beta=beta, overlap=overlap, fragments=fragments)
     outer = Outer("SGD", lr=alpha, momentum=beta)
     return rounds(name, **in_parts(name, every, None, overlap, fragments), weigh=BY_SAMPLES, outer=outer)
+
+
+def decoupled(
+    every: int | str | Every = 24,
+    quorum: int | None = None,
+    grace_s: float | None = None,
+    *,
+    lr: float = LR,
+    momentum: float = MOMENTUM,
+    outer: Outer | None = None,
+    within: int = 64,
+    combine: str | Combine = "mean",
+    codec: str | Codec | None = None,
+    overlap: bool = True,
+    fragments: int = 1,
+) -> Strategy:
+    """Decoupled DiLoCo: an outer step is made of the workers that are there, and nobody waits for the others.
+
+    Rule: d = sum_i s_i d_i / sum_i s_i over the workers of the round, s_i = n_i (1 + tau_i)^-1/2, n_i the samples behind
+    d_i = w - w_i and tau_i the versions made since i began; m = mu m + d; w -= q eta (d + mu m), q the round's part of the s_j
+    that all who are there sent last. A round closes when `quorum` have come and a grace is over, or when all have come. Who comes
+    later is in the next one. Workers train on meanwhile, and slower ones send fewer steps.
+
+    Args:
+        every: about how many steps, of the fastest worker, or `Seconds(t)`; the paper's is 24.
+        quorum: how many make a round at least, at most the number of workers. None: 1, as in the paper, or what `combine` needs.
+        grace_s: for how many seconds after these the round stays open. None: until the first of them would be due again, so that
+            equal workers are all in it.
+        lr, momentum: the outer optimizer's; `outer` in place of both: another one, such as `Outer("Adam", "work", lr=0.01)`.
+            Without "work" q is 1.
+        within: how many versions late a contribution may be; its data is leased again if it is later.
+        combine, codec, fragments: as in `diloco`; the paper has 24 fragments, of which one is exchanged after each step.
+        overlap: whether workers train on while their answers travel. One that does is due `every` steps after its answer came.
+
+    Source: Douillard et al. 2026, "Decoupled DiLoCo", arXiv 2604.21428: the quorum, the grace of the slack, the mean by tokens.
+    There late work is dropped, and each round moves by the whole rate; here late work counts, for less.
+
+    Raises:
+        StrategyError: as in `diloco`; `quorum` is no whole number of at least 1, `grace_s` no number above 0, or `within` no
+            whole number; `lr` or `momentum` beside `outer`.
+
+    >>> decoupled().answers()["gather"], decoupled(quorum=3, grace_s=0.2).name
+    ('round, first 1 and until one is due again', 'decoupled(quorum=3, grace_s=0.2)')
+    """
+    COUNT_OR_NONE.check("decoupled", "quorum", quorum)
+    every, fold = every_of("decoupled", every), known_as("combine", combine, COMBINES)
+    said = {"lr": lr, "momentum": momentum, "outer": outer, "within": within, "combine": word(fold, COMBINES)}
+    also = {"codec": codec, "overlap": overlap, "fragments": fragments}
+    name = call(decoupled, every=shown(every), quorum=quorum, grace_s=grace_s, **said, **also)
+    if outer is not None and (lr, momentum) != (LR, MOMENTUM):
+        raise StrategyError(f"{name}: outer has a rate and a momentum of its own; leave lr and momentum out")
+    first, slack = quorum or fold.needs, 1.0 if grace_s is None else None
+    if first < fold.needs:
+        raise StrategyError(f"{name}: {fold} needs {fold.needs} contributions; give quorum={fold.needs} or more")
+    abreast = Aligned(every.steps) if isinstance(every, Steps) else every
+    return Strategy(
+        name=name,
+        **in_parts(name, abreast, codec, overlap, fragments),
+        admit=answers.Fresh(within),
+        weigh=answers.Equal() if fold.robust else answers.BySamples(0.5),
+        gather=answers.Round(first, grace_s, least_of(fold), slack=slack),
+        combine=fold,
+        outer=outer or nesterov("decoupled", lr, momentum, "work"),
+        release=answers.AfterFold(),
+    )
 
 
 def async_local_sgd(
@@ -128,6 +213,18 @@ def async_local_sgd(
     return Strategy(name=name, outer=outer, **in_parts(name, every, codec, overlap, fragments))
 
 
+def nesterov(recipe: str, lr: float, momentum: float, lr_scale: str = "full") -> Outer:
+    """The outer optimizer of that recipe."""
+    NUMBER.check(recipe, "lr", lr)
+    DECAY.check(recipe, "momentum", momentum)
+    return Outer("SGD", lr_scale, lr=lr, momentum=momentum, nesterov=momentum > 0)
+
+
+def least_of(fold: Combine) -> int | None:
+    """How many a round waits for."""
+    return fold.needs if fold.robust else None
+
+
 def shown(every: Every) -> int | str:
     """`every` as people write it in a call: 20, or 0.3s."""
     return f"{every.seconds:g}s" if isinstance(every, Seconds) else getattr(every, "steps", str(every))
@@ -155,7 +252,7 @@ def of_part(every: Every, fragments: int) -> Every:
         return every
     if isinstance(every, Seconds):
         return Seconds(every.seconds / fragments)
-    assert isinstance(every, Steps | PostLocal | Adaptive), "it says how many steps"
+    assert isinstance(every, Steps | PostLocal | Adaptive | Aligned), "it says how many steps"
     if (steps := every.steps) % fragments:
         fitting = steps - steps % fragments or fragments
         raise StrategyError(

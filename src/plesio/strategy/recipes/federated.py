@@ -76,7 +76,8 @@ def fedavg(
         secure: the head sees the sum over the sites of a round alone; not with `ps.Clients`, `first` or a codec. With `privacy`
             each site adds a share of the noise.
         combine: "mean", or what a few sites cannot move anywhere, whatever they send: "median", "trimmed_mean", "krum",
-            `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. Not with `first`, nor with `ps.Clients`.
+            `ps.TrimmedMean(part)`, `ps.Krum(f, keep)`. Sites then count alike. "low_rank" or `ps.LowRank(a, b)` is of adapters.
+            Not with `first`, nor with `ps.Clients`.
         overlap: whether a site that says `worker.contribute` trains on while its answer travels; not with `ps.Clients`.
 
     Source: McMahan et al. 2017, arXiv 1602.05629.
@@ -139,7 +140,8 @@ def fedopt(
         optimizer: "adam", "yogi", "adagrad" or "momentum".
         lr: its learning rate; the paper tunes it by task, 1e-3 to 1.
         codec: as in `diloco`.
-        clients_min, clients_wanted, deadline_s, privacy, secure, combine, overlap: as in `fedavg`.
+        clients_min, clients_wanted, deadline_s, privacy, secure, overlap: as in `fedavg`.
+        combine: as in `fedavg`, but for "low_rank".
 
     Source: Reddi et al. 2021, arXiv 2003.00295.
 
@@ -223,7 +225,7 @@ def _rounds(
     name: str, mu: float, outer: Outer, combine: Combine, sent: dict[str, Any], sites: Sites, late: str = "keep"
 ) -> Strategy:
     """All clients of a round make a version; of sites perhaps only so many."""
-    by_samples = combine == answers.Mean() and sent["send"].privacy is None
+    by_samples = isinstance(combine, answers.Mean | answers.LowRank) and sent["send"].privacy is None
     weigh: Weigh = answers.BySamples() if by_samples else answers.Equal()
     whole = rounds(name, every=Clients(proximal=mu), **sent, weigh=weigh, combine=combine, outer=outer)
     least, wanted, deadline_s = sites.values()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from plesio.strategy import Strategy, answers
-from plesio.strategy.answers import Codec, Every, Outer, PostLocal, Steps, Weigh
+from plesio.strategy.answers import Codec, Combine, Every, Outer, PostLocal, Steps, Weigh
+from plesio.strategy.answers.combine import COMBINES
 from plesio.strategy.answers.work import every_of, steps_of
-from plesio.strategy.recipes.deltas import in_parts, taken
-from plesio.strategy.recipes.naming import call, known_as
+from plesio.strategy.recipes.deltas import in_parts, least_of, taken
+from plesio.strategy.recipes.naming import call, known_as, word
 from plesio.strategy.recipes.synchronous import rounds
 
 __all__ = ["local_sgd", "post_local_sgd", "elastic_averaging", "hogwild"]  # noqa: RUF022 (in the order they are listed to users)
@@ -20,6 +23,7 @@ def local_sgd(
     codec: str | Codec | None = None,
     overlap: bool | None = None,
     fragments: int = 1,
+    combine: str | Combine = "mean",
 ) -> Strategy:
     """Local SGD: each worker takes its own optimizer steps, then all take the mean of their parameters.
 
@@ -30,24 +34,26 @@ def local_sgd(
         every: `Steps(h)`, `Seconds(t)`, a whole number of steps, or text such as "0.3s".
         weigh: "by_samples" or "equal".
         codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` what is sent; with error feedback.
-        overlap, fragments: as in `diloco`.
+        overlap, fragments, combine: as in `diloco`. The robust ones take weigh="equal".
 
     Source: Stich 2018, arXiv 1805.09767.
 
     Raises:
         StrategyError: `every` is no whole number of at least 1, nor steps or seconds, or no multiple of `fragments`; unknown
-            weight or codec.
+            weight, codec or `combine`; or what cannot be together.
 
     >>> local_sgd(every=8).name, local_sgd(every="0.3s").name
     ('local_sgd(every 8 steps)', 'local_sgd(every 0.3 s)')
     """
     every = every_of("local_sgd", every)
-    weight = known_as("weight", str(weigh), WEIGHTS)
-    name = call(local_sgd, str(every), weigh=weigh, codec=codec, overlap=overlap, fragments=fragments)
+    weight, one = known_as("weight", str(weigh), WEIGHTS), known_as("combine", combine, COMBINES)
+    settings = {"codec": codec, "overlap": overlap, "fragments": fragments, "combine": word(one, COMBINES)}
+    name = call(local_sgd, str(every), weigh=weigh, **settings)
     if codec is not None or fragments != 1:
         outer = Outer("SGD", lr=1.0)
-        return rounds(name, **in_parts(name, every, codec, overlap, fragments), weigh=weight, outer=outer)
-    return _averaged(name, every, weight, overlap)
+        parts = in_parts(name, every, codec, overlap, fragments)
+        return rounds(name, least=least_of(one), **parts, weigh=weight, combine=one, outer=outer)
+    return _averaged(name, every, weight, one, overlap)
 
 
 def post_local_sgd(every: int | Steps = 16, after: int = 1000, overlap: bool | None = None) -> Strategy:
@@ -70,13 +76,13 @@ def post_local_sgd(every: int | Steps = 16, after: int = 1000, overlap: bool | N
     """
     every = steps_of("post_local_sgd", every)
     name = call(post_local_sgd, every=every, after=after, overlap=overlap)
-    return _averaged(name, PostLocal(every, after), answers.BySamples(), overlap)
+    return _averaged(name, PostLocal(every, after), answers.BySamples(), answers.Mean(), overlap)
 
 
-def _averaged(name: str, every: Every, weigh: Weigh, overlap: bool | None) -> Strategy:
+def _averaged(name: str, every: Every, weigh: Weigh, combine: Combine, overlap: bool | None) -> Strategy:
     """Rounds of parameters."""
-    send, adopt = answers.Parameters(), taken(None, overlap)
-    return rounds(name, every=every, send=send, weigh=weigh, outer=answers.Average(), adopt=adopt)
+    how: dict[str, Any] = {"send": answers.Parameters(), "adopt": taken(None, overlap), "outer": answers.Average()}
+    return rounds(name, least=least_of(combine), every=every, weigh=weigh, combine=combine, **how)
 
 
 def elastic_averaging(every: int | Steps = 16, *, alpha: float = 0.225, overlap: bool = False) -> Strategy:

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from plesio.errors import StrategyError, unknown_name
-from plesio.strategy.answers import AtOnce, RowSteps, WithFold
+from plesio.strategy.answers import Answer, AtOnce, RowSteps, WithFold
 
 T = TypeVar("T")
 ROW_STEPS: Mapping[str, RowSteps] = {"with": WithFold(), "each": AtOnce()}
@@ -48,8 +48,8 @@ def word(rule: object, known: Mapping[str, object]) -> str:
 
 def known_as(what: str, given: str | T, known: Mapping[str, T]) -> T:
     """The answer of that name, or the one that is given."""
-    if not isinstance(given, str):
+    if isinstance(given, Answer):
         return given
-    if given not in known:
-        raise StrategyError(unknown_name(what, given, known))
+    if not isinstance(given, str) or given not in known:
+        raise StrategyError(unknown_name(what, str(given), known))
     return known[given]

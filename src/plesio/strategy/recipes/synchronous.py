@@ -5,7 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from plesio.strategy import Strategy
-from plesio.strategy.answers import AfterFold, AllReduce, BySamples, Fresh, InWorker, Polynomial, Round, UserOptimizer
+from plesio.strategy.answers import (
+    AfterFold,
+    AllReduce,
+    BySamples,
+    Codec,
+    Fresh,
+    Gradient,
+    InWorker,
+    Polynomial,
+    Replace,
+    Round,
+    TopK,
+    UserOptimizer,
+    codec_of,
+)
 from plesio.strategy.answers.answer import COUNT
 from plesio.strategy.recipes.naming import ROW_STEPS, call, known_as
 
@@ -15,7 +29,7 @@ STEPS = UserOptimizer(lr_scale="full")
 """The user's rate, whoever took part."""
 
 
-def allreduce(over: str | None = None) -> Strategy:
+def allreduce(over: str | None = None, *, codec: str | Codec | None = None) -> Strategy:
     """Synchronous data parallelism with the semantics of torch's DistributedDataParallel (DDP).
 
     `backward()` ends with the mean gradient in `.grad`, and every worker's own optimizer steps its own replica. So whatever the
@@ -24,23 +38,27 @@ def allreduce(over: str | None = None) -> Strategy:
     replay. Between hosts and GPUs DDP itself averages them, for the optimizer that was prepared. `sync_sgd` is faster: it steps
     once, at the server.
 
-    Rule: w_i -= lr * mean_j g_j, on every worker i. It is a mean of means: a worker whose last batch is smaller counts as others.
+    Rule: w_i -= lr * sum_j n_j g_j / sum_j n_j, on every worker i, n_j worker j's samples where they are known (from a prepared
+    loader, `worker.count`, `worker.share_of_batch`). DDP counts all alike: where it reduces, counts that differ are refused.
 
     Args:
         over: "torch": DDP itself on one host, too.
+        codec: packs gradients with error feedback, as of `sync_sgd`; their mean comes back whole. Where DDP averages, it does so
+            in "bf16" or "fp16", without feedback, as by its own hooks, and no other is allowed.
 
     Source: Li et al. 2020, "PyTorch Distributed", arXiv 2006.15704.
 
     Raises:
-        StrategyError: `over` is neither "torch" nor None.
+        StrategyError: `over` is neither "torch" nor None; an unknown codec, or one that DDP has not.
 
     >>> allreduce().name, allreduce("torch").name
     ('allreduce', 'allreduce(over=torch)')
     """
-    return rounds(call(allreduce, over=over), outer=InWorker(), via=AllReduce(over))
+    name = call(allreduce, over=over, codec=codec)
+    return rounds(name, **sent(codec, shows=False), outer=InWorker(), via=AllReduce(over))
 
 
-def sync_sgd(*, rows: str = "with") -> Strategy:
+def sync_sgd(*, rows: str = "with", codec: str | Codec | None = None) -> Strategy:
     """Synchronous parameter server: a barrier at every step.
 
     Rule: w -= lr * sum_i n_i g_i / sum_i n_i over all N workers, by the user's optimizer at the server. n_i are worker i's
@@ -49,20 +67,22 @@ def sync_sgd(*, rows: str = "with") -> Strategy:
     Args:
         rows: when rows of tables (`plesio.Table`) step: "with" the fold, by the weighted mean of its members' gradients; or by
             "each" contribution as it comes.
+        codec: "bf16", "fp16", "int8" or "int4" packs what travels both ways, `TopK(part)` gradients; with error feedback, as of
+            `plesio.strategy.answers.Gradient` (docs/packed-gradients.md).
 
     Source: synchronous mini-batch SGD; e.g. Dean et al. 2012, "Large Scale Distributed Deep Networks".
 
     Raises:
-        StrategyError: unknown `rows`.
+        StrategyError: unknown `rows` or codec.
 
     >>> sync_sgd().answers()["gather"]
     'round of all'
     """
-    name, steps = call(sync_sgd, rows=rows), known_as("rows", rows, ROW_STEPS)
-    return rounds(name, weigh=BySamples(), outer=STEPS, rows=steps)
+    name, steps = call(sync_sgd, rows=rows, codec=codec), known_as("rows", rows, ROW_STEPS)
+    return rounds(name, **sent(codec), weigh=BySamples(), outer=STEPS, rows=steps)
 
 
-def first_of(m: int, *, cancel_late: bool = True, rows: str = "with") -> Strategy:
+def first_of(m: int, *, cancel_late: bool = True, rows: str = "with", codec: str | Codec | None = None) -> Strategy:
     """Backup workers: each version takes the first `m` gradients computed at it, later ones are called off.
 
     Rule: w -= lr * mean of the first m gradients at the current version.
@@ -72,21 +92,30 @@ def first_of(m: int, *, cancel_late: bool = True, rows: str = "with") -> Strateg
         cancel_late: tell the late workers to drop their step (they stop at `with worker.step():`) instead of letting
             them finish it for nothing.
         rows: as for `sync_sgd`.
+        codec: as for `sync_sgd`; with `cancel_late`, what comes back is not packed.
 
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", arXiv 1604.00981; arXiv 2602.03802.
 
     Raises:
-        StrategyError: `m` is no whole number of at least 1; unknown `rows`.
+        StrategyError: `m` is no whole number of at least 1; unknown `rows` or codec.
 
     >>> first_of(3).name, first_of(3, cancel_late=False).name
     ('first_of(3)', 'first_of(3, cancel_late=False)')
     """
     COUNT.check("first_of", "m", m)
-    name, steps = call(first_of, str(m), cancel_late=cancel_late, rows=rows), known_as("rows", rows, ROW_STEPS)
-    return rounds(name, m, cancel_late, outer=STEPS, rows=steps)
+    name = call(first_of, str(m), cancel_late=cancel_late, rows=rows, codec=codec)
+    steps = known_as("rows", rows, ROW_STEPS)
+    return rounds(name, m, cancel_late, **sent(codec, shows=not cancel_late), outer=STEPS, rows=steps)
 
 
-def quorum(k: int, grace_s: float | None = None, within: int = 8, *, rows: str = "with") -> Strategy:
+def quorum(
+    k: int,
+    grace_s: float | None = None,
+    within: int = 8,
+    *,
+    rows: str = "with",
+    codec: str | Codec | None = None,
+) -> Strategy:
     """Rounds of the first `k`: late gradients are folded into the round they reach, discounted by their staleness.
 
     Rule: w -= lr * sum_i s_i g_i / n over the n >= k gradients of the round, s_i = (1 + tau_i)^-1/2 with tau_i the versions
@@ -96,21 +125,22 @@ def quorum(k: int, grace_s: float | None = None, within: int = 8, *, rows: str =
         k: how many make a round; more than half of the workers is usual. At most the number of workers.
         grace_s: for how many seconds after the k-th the round stays open; it ends before that when all have come.
         within: how many versions late a gradient may be; its data is leased again if it is later.
-        rows: as for `sync_sgd`.
+        rows, codec: as for `sync_sgd`.
 
     Source: the quorum and the grace window of the decoupled merge, arXiv 2604.21428; the discount is that of Xie et al. 2019,
     arXiv 1903.03934.
 
     Raises:
         StrategyError: `k` is no whole number of at least 1, `grace_s` no number above 0, or `within` no whole number; or unknown
-            `rows`.
+            `rows` or codec.
 
     >>> quorum(3).name, quorum(3, grace_s=0.05).name
     ('quorum(3)', 'quorum(3, grace_s=0.05)')
     """
     COUNT.check("quorum", "k", k)
     return Strategy(
-        name=call(quorum, str(k), grace_s=grace_s, within=within, rows=rows),
+        name=call(quorum, str(k), grace_s=grace_s, within=within, rows=rows, codec=codec),
+        **sent(codec),
         admit=Fresh(within),
         weigh=Polynomial(0.5),
         gather=Round(k, grace_s),
@@ -120,7 +150,16 @@ def quorum(k: int, grace_s: float | None = None, within: int = 8, *, rows: str =
     )
 
 
-def rounds(name: str, first: int | None = None, cancel_late: bool = False, **others: Any) -> Strategy:
+def sent(given: str | Codec | None, shows: bool = True) -> dict[str, Any]:
+    """What is sent; and what is shown, packed where the strategy `shows` a difference. A few of many numbers would not do for
+    all that a version moved."""
+    codec = codec_of(given)
+    return {"send": Gradient(codec), "adopt": Replace(codec if shows and not isinstance(codec, TopK) else None)}
+
+
+def rounds(
+    name: str, first: int | None = None, cancel_late: bool = False, least: int | None = None, **others: Any
+) -> Strategy:
     """Contributions count in the round that they were made for, and in no later one."""
-    gather, release = Round(first), AfterFold(cancel_late)
+    gather, release = Round(first, least=least), AfterFold(cancel_late)
     return Strategy(name=name, admit=Fresh(within=0), gather=gather, release=release, **others)

@@ -1,7 +1,7 @@
-"""Deltas in few bytes.
+"""Deltas and gradients in few bytes.
 
-A codec packs what parameters moved, and adds what is packed to a sum: to unpack is the weighted sum. With error feedback, what
-the packing left out is held in the worker and goes into the next one.
+A codec packs what parameters moved, or their gradient, and adds what is packed to a sum: to unpack is the weighted sum. With
+error feedback, what the packing left out is held in the worker and goes into the next one.
 
 | codec | bytes of n numbers | error of one |
 | --- | --- | --- |

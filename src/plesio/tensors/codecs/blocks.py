@@ -21,20 +21,20 @@ class BlockPacker(Packer):
     def room(self, numel: int) -> int:
         return 4 * _blocks(numel) + (numel * self._bits + 7) // 8
 
-    def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
+    def pack(self, start: torch.Tensor, now: torch.Tensor | None, into: torch.Tensor, held: torch.Tensor | None) -> int:
         scales, codes, size = self._parts_of(into, start.numel())
-        if not now.is_cpu:
-            for at in range(0, now.numel(), PIECE):
+        if not (start if now is None else now).is_cpu:
+            for at in range(0, start.numel(), PIECE):
                 end, per_byte = at + PIECE, 8 // self._bits
                 error = held[at:end] if held is not None else None
-                delta = moved(start[at:end], now[at:end], error)
+                delta = moved(start[at:end], now[at:end] if now is not None else None, error)
                 into_scales, into_codes = scales[at // BLOCK : end // BLOCK], codes[at // per_byte : end // per_byte]
                 pack_blocks(delta, error, into_scales, into_codes, self._most)
             return size
         fast = kernels()
         pack = fast.pack_int8 if self._bits == 8 else fast.pack_int4
-        given = held.numpy() if held is not None else fast.NOTHING
-        pack(start.numpy(), now.numpy(), given, scales.numpy(), codes.numpy())
+        given = (one.numpy() if one is not None else fast.NOTHING for one in (now, held))
+        pack(start.numpy(), *given, scales.numpy(), codes.numpy())
         return size
 
     def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:

@@ -19,7 +19,7 @@ class HalfPrecision(Packer):
     def room(self, numel: int) -> int:
         return 2 * numel
 
-    def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
+    def pack(self, start: torch.Tensor, now: torch.Tensor | None, into: torch.Tensor, held: torch.Tensor | None) -> int:
         delta, size = moved(start, now, held), self.room(start.numel())
         packed = into[:size].view(self._dtype)
         packed.copy_(delta.clamp(-self._most, self._most))

@@ -20,15 +20,16 @@ class Largest(Packer):
     def _count(self, numel: int) -> int:
         return min(numel, max(1, round(self._part * numel)))
 
-    def pack(self, start: torch.Tensor, now: torch.Tensor, into: torch.Tensor, held: torch.Tensor | None) -> int:
+    def pack(self, start: torch.Tensor, now: torch.Tensor | None, into: torch.Tensor, held: torch.Tensor | None) -> int:
         count = self._count(start.numel())
         places, values = self._parts(into[: 8 * count])
-        if not now.is_cpu:
+        if not (start if now is None else now).is_cpu:
             pack_largest(moved(start, now, held), held, places, values)
             return 8 * count
         left = held if held is not None else torch.empty_like(start)
-        given = (one.numpy() for one in (start, now, left))
-        kernels().pack_largest(*given, held is not None, places.numpy(), values.numpy())
+        fast = kernels()
+        before = now.numpy() if now is not None else fast.NOTHING
+        fast.pack_largest(start.numpy(), before, left.numpy(), held is not None, places.numpy(), values.numpy())
         return 8 * count
 
     def add_into(self, packed: torch.Tensor, out: torch.Tensor, share: float) -> None:

@@ -89,6 +89,8 @@ class LeasedClients:
                     self._accountant.tell()
                 return
             self._end_round()
+            if self._context.state.leaves():  # what its clients moved is sent by now
+                self._over = self._context.state.early = True
 
     # Rounds
 
@@ -145,7 +147,9 @@ class LeasedClients:
 
     def _of_round(self) -> Iterator[tuple[int, int]]:
         """The clients that this worker gets: of the round, or of one before that somebody died with."""
-        while (reply := self._lease(min(self._round, self._rounds - 1), 1)).batches:
+        while (
+            not self._context.state.leaves() and (reply := self._lease(min(self._round, self._rounds - 1), 1)).batches
+        ):
             of_round, place = reply.batches[0]
             drawn = self._of(of_round, reply.begun_s)
             self._used.batches += 1

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from plesio.errors import ConfigurationError
+from plesio.errors import ConfigurationError, StopRun
 from plesio.worker.data.asking import Asking, Lessor
 from plesio.worker.data.grouped import GroupedOrder, StepBatches
 from plesio.worker.data.making import BatchMaker, whole_pass
@@ -36,7 +36,7 @@ from plesio.worker.data.order import BatchOrder, size_of, slice_of
 from plesio.worker.data.own_order import OwnOrder
 from plesio.worker.data.source import SourceWrapper, as_loader
 from plesio.worker.data.use import DataUse
-from plesio.worker.state import WorkerState
+from plesio.worker.state import LEAVES, WorkerState
 
 LOST = -1  # in place of the size of a batch that is being made, and was lost meanwhile
 
@@ -137,6 +137,8 @@ class LeasedLoader(SourceWrapper):
         self._pass = mine = object()
         try:
             for batch in batches:
+                if self._state.parts_now:
+                    raise StopRun(LEAVES)
                 self._forget_lost()
                 size = self._ahead.popleft()
                 if size == LOST:

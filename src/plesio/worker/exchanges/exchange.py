@@ -46,7 +46,8 @@ class Exchange:
     Attributes:
         used: the data that the step under way took.
         timeout_s: how long to wait for anybody.
-        weighs: whether an exchange counts by its samples.
+        weighs: whether an exchange counts by its samples; sends_in: the call of the loop that exchanges.
+        in_lock_step: whether all workers wait for each other at every step, at the server.
         cancels: whether a step under way may be called off; `may_cancel`: in any phase of the run.
         local: whether the user's optimizer steps in this process, with the state it has here.
         counts: whether each exchange tells what all workers counted.
@@ -71,7 +72,8 @@ class Exchange:
     used: DataUse
     timeout_s: float
 
-    weighs = False
+    weighs = in_lock_step = False
+    sends_in = "optimizer.step()"
     cancels = may_cancel = False
     local = True
     counts = False

@@ -55,6 +55,7 @@ class FollowingExchange(Exchange):
         self._each_step = self._every.each_step and not self.by_client
         self.local = not strategy.steps_at_server
         self.in_rounds = strategy.gather.in_rounds
+        self.in_lock_step = strategy.in_lock_step and self._each_step
         self.weighs = strategy.weigh.normalised and not self.by_client
         self._proximal = strategy.every.proximal
         self.cancels = strategy.release.cancel_late
@@ -62,14 +63,16 @@ class FollowingExchange(Exchange):
         held, replica = self.held, self.replica
         own = self.state, self.optimizer, replica, self.local, self._may_wait(strategy)
         self._own = OwnState(held, *own) if held is not None else None
-        self._leaves = self._own is not None and (self.local or self.state.draws is not None)
+        keeps = self.local or strategy.keeps_own or self.state.draws is not None
+        self._leaves = self._own is not None and keeps
 
     def _may_wait(self, strategy: Strategy) -> bool:
-        """Whether what this worker holds is on a device, and still as it was when an exchange is over."""
-        on_device = strategy.send.stepped and not self.replica.tensors[0].is_cpu
+        """Whether what this worker holds costs much to leave (it is on a device, or of each step), and is still as it was when an
+        exchange is over."""
+        costs = strategy.keeps_own and (not strategy.send.stepped or not self.replica.tensors[0].is_cpu)
         changes = self.late or self.by_client or strategy.adopt.blends or self._fragments > 1
         wanted = strategy.every.among_ranks or len(self.phases) > 1  # by others than checkpoints
-        return on_device and not changes and not wanted
+        return costs and not changes and not wanted
 
     def has_tables(self, rows: RowExchange) -> None:
         """The model has some."""

@@ -12,7 +12,7 @@ def build(made: Making) -> ServerExchange | None:
     """Where this process has a part of the model."""
     if made.shards is None:
         return None
-    replica = shards_for(made.strategy)(*made.own, made.place.slot, made.shards, made.island.rank == 0)
+    replica = shards_for(made.strategy)(*made.own, made.place.slot, made.shards, made.shards.leader)
     bell = made.line[0]
     if isinstance(bell, IslandBell):
         bell.tensors, bell.probes = len(made.tensors), replica.probes

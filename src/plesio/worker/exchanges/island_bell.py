@@ -100,16 +100,21 @@ class IslandBell:
         kind = KINDS.index(type(message))
         if not isinstance(message, Contribution):
             self._same_kind(
-                self._group.total([kind, kind * kind] + [0.0] * (4 + self.tensors + 2 * len(self.stamps())))
+                self._group.total([kind, kind * kind] + [0.0] * (5 + self.tensors + 2 * len(self.stamps())))
             )
             return message
         absent = set(members_of(of_bits(message.absent)))
         lacks = [float(one in absent) for one in range(self.tensors)]
         loss = [0.0, 0.0] if isnan(message.loss) else [message.loss, 1.0]
         stamps = [number for one in self.stamps() for number in (one, one * one)]
-        totals = self._group.total([kind, kind * kind, not message.finite, message.samples, *loss, *lacks, *stamps])
+        told = self._island.told_to_leave
+        totals = self._group.total(
+            [kind, kind * kind, not message.finite, message.samples, told, *loss, *lacks, *stamps]
+        )
         self._same_kind(totals)
-        _, _, broken, samples, losses, judges, *rest = totals
+        _, _, broken, samples, leaving, losses, judges, *rest = totals
+        if leaving:  # all ranks hear of it at the same step
+            self._island.leave()
         if message.number <= PROBED and not broken:  # else who is not finite has filled nothing
             self._check_together()
         lacking, stamped, ranks = rest[: self.tensors], rest[self.tensors :], self._group.ranks

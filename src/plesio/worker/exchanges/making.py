@@ -17,7 +17,6 @@ from plesio.transport.ring import Ring
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.exchanges.place import Place
-from plesio.worker.island import Island
 from plesio.worker.pacer import Timer
 from plesio.worker.replicas import replica_for
 from plesio.worker.replicas.replica import Replica, reads_in_place
@@ -40,7 +39,6 @@ class Making:
 
     state: WorkerState
     workers: int
-    island: Island
     strategy: Strategy
     every: Every | None
     model: nn.Module

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -30,6 +31,7 @@ from plesio.worker.exchanges.server import ServerExchange
 from plesio.worker.exchanges.settings import SharedSettings
 from plesio.worker.replicas.backward import listen
 from plesio.worker.replicas.mean import MeanReplica
+from plesio.worker.replicas.packed import PackedMeanReplica
 
 
 @dataclass(eq=False)
@@ -45,6 +47,7 @@ class OwnStepExchange(ServerExchange):
     wanted: Callable[[], int] = lambda: 0
     keeps: bool = False
     shares_parameters = any_optimizer = True
+    sends_in = "backward()"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +126,7 @@ class OwnStepExchange(ServerExchange):
         self.replica.leave(buffers=not self.state.stopped)
         if self.keeps and self._own is not None:
             self._own.keep(self._number - 1)
-        self.doorbell.send(Farewell(self.used.left_over))
+        self.doorbell.send(Farewell(self.used.left_over, self.state.early))
 
     def let_go(self) -> None:
         self._hook.remove()
@@ -136,5 +139,7 @@ def build(made: Making) -> OwnStepExchange | None:
     home = made.place.home
     if home is None:
         return None
-    mean = MeanReplica(*made.own, made.place.slot, home=home.arena)
+    packed = made.strategy.send.codec is not None
+    kind = partial(PackedMeanReplica, strategy=made.strategy) if packed else MeanReplica
+    mean = kind(*made.own, made.place.slot, home=home.arena)
     return OwnStepExchange(made.state, made.optimizer, mean, *made.to_server, home.wanted, home.keeps)

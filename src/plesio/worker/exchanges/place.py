@@ -77,3 +77,8 @@ class Place:
     brought: Callable[[], States] | None = None
     states: str = ""
     rows: RowsPlace | None = None
+
+    def bring_from(self, model: nn.Module) -> None:
+        """Hand over what the `first` worker's model has beside tensors."""
+        if self.first and self.rows is not None:
+            self.rows.bring_from(model)

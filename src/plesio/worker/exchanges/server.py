@@ -26,6 +26,9 @@ from plesio.tensors.tensor_set import bits
 from plesio.worker.exchanges.following import FollowingExchange
 from plesio.worker.warn import warn, warn_at_end, warn_not_finite
 
+TOO_LATE = Verdict.STALE, Verdict.CANCELLED
+"""A contribution does not count, though there is nothing wrong with it."""
+
 
 class SeatLostError(ServerLostError):
     """A worker of another host was away for so long that its seat was given up; `rejoin` makes it take part again."""
@@ -67,6 +70,7 @@ class ServerExchange(FollowingExchange):
         self.state.resumed(beginning)
         self.replica.part = ALL_PARTS
         self._number, self.in_flight = 0, False
+        self._parts_sent: dict[int, int] = {}  # by part: the number of the contribution that was of it last
         self._next()
         self._go_on(beginning, self._begins_anew(beginning))
         self.pacer.begin()
@@ -83,6 +87,11 @@ class ServerExchange(FollowingExchange):
         self.state.attachments.lost()
         self.taken = False
         self.state.discarded += 1
+
+    @property
+    def steps_alone(self) -> int:
+        """How many steps were taken since the last exchange."""
+        return self._steps
 
     def step(self) -> None:
         if self.state.stopped:
@@ -109,7 +118,10 @@ class ServerExchange(FollowingExchange):
 
     def _is_due(self) -> bool:
         since_s = self.pacer.now_s() - self._exchanged_s
-        return not self.by_client and self._every.due(self._steps, since_s, self.state.version, self._granted)
+        if self.by_client or (self._every.answered and self.in_flight):
+            return False
+        early = max(0, self._adopted_at - 1) if self._every.answered else 0
+        return self._every.due(self._steps - early, since_s, self.state.version, self._granted)
 
     def contribute(self, samples: int | None = None) -> None:
         if not self.local:
@@ -238,14 +250,26 @@ class ServerExchange(FollowingExchange):
     def _said_aside(self, waits: bool, whole: bool) -> Aside:
         """What only a worker that goes on, exchanges parts, or has tables says of its contribution."""
         part = ALL_PARTS
-        if self._fragments > 1 and not whole:  # in a round all have the same version; who is answered alone takes turns
-            part = (self.state.version if self.in_rounds else self.replica.part + 1) % self._fragments
+        if self._fragments > 1 and not whole:
+            part = self._next_part()
         self.replica.part = part
         waits = waits or self.state.version < self.strategy.every.after
         goes_on = self.goes_on is not None and not waits and self.goes_on()
         earlier = (whole or not self._steps) and self.replica.has_work(part)
         rows = self.rows is not None and self.rows.any
         return Aside(self._adopted_at, goes_on, self.used.waited_s, part, earlier, rows)
+
+    def _next_part(self) -> int:
+        """In a round all have the same version, and it says which. Where a worker is in every other round only, that might leave
+        some parts out for good: one that had no turn for as long as two of all take comes first. Who is answered alone takes
+        turns."""
+        last, count = self._parts_sent, self._fragments
+        part = (self.state.version if self.in_rounds else self.replica.part + 1) % count
+        longest = min(range(count), key=lambda one: last.get(one, 0))
+        if self._number - last.get(longest, 0) > 2 * count:
+            part = longest
+        last[part] = self._number
+        return part
 
     def _take(self, wanted: bool = False) -> bool:
         """Take the answer to the last contribution, which came or is `wanted` now, and put what was done since on top; whether
@@ -258,6 +282,8 @@ class ServerExchange(FollowingExchange):
             return False
         self.used.waited_s += self.pacer.now_s() - asked_s
         self.in_flight, self._adopted_at = False, self._steps and self._steps + wanted
+        if self.replica.awaits_answer:
+            self.replica.answered(answer.verdict in TOO_LATE)
         shown = self.doorbell.shown(self.replica.ring)
         trained = self.replica.arena.of_kind(Kind.TRAINED)
         if answer.verdict is Verdict.NOT_FINITE and not are_finite(trained):  # nor is what was done since
@@ -299,6 +325,8 @@ class ServerExchange(FollowingExchange):
         return packed(self.optimizer)
 
     def _go_on(self, answer: Beginning | GoOn, anew: bool = False) -> None:
+        if self.replica.awaits_answer:
+            self.replica.answered(isinstance(answer, GoOn) and answer.verdict in TOO_LATE)
         self._hear(answer)
         self._begin_anew(self.pacer.now_s())
         self.replica.adopt(self.doorbell.shown(self.replica.ring), anew)
@@ -355,7 +383,7 @@ class ServerExchange(FollowingExchange):
         if self.state.worker == 0:  # before the farewell: from then on that version may be overwritten
             self.replica.writes.warn(self.state.stopped)
         self.replica.close()
-        self.doorbell.send(Farewell(0 if self._steps or self.by_client else self.used.left_over))
+        self.doorbell.send(Farewell(0 if self._steps or self.by_client else self.used.left_over, self.state.early))
 
     def let_go(self) -> None:
         """The worker is over and its process goes on: whoever still holds its model must not hold the run's memory."""

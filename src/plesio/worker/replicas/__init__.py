@@ -12,6 +12,7 @@ from plesio.strategy.answers import Delta
 from plesio.tensors.arena import CPU, Layout
 from plesio.tensors.packing import Packing
 from plesio.worker.replicas.on_device import DeviceGradientReplica
+from plesio.worker.replicas.packed import PackedGradientReplica
 from plesio.worker.replicas.parameters import BlendingReplica, DeltaReplica, ParameterReplica
 from plesio.worker.replicas.parts import PartedReplica
 from plesio.worker.replicas.replica import GradientReplica, Replica
@@ -26,9 +27,13 @@ def replica_for(strategy: Strategy, device: torch.device) -> Callable[..., Repli
         # corrected or masked, what had no gradient moves, too
         private = send.privacy is not None or send.control or send.secure is not None
         kind = DeltaReplica if send.fragments == 1 else PartedReplica
-        return partial(kind, codec=send.codec, feedback=send.feedback, private=private)
+        return partial(
+            kind, codec=send.codec, feedback=send.feedback, private=private, may_come_late=strategy.may_come_late
+        )
     if strategy.send.stepped:
         return ParameterReplica
+    if strategy.send.codec is not None:
+        return partial(PackedGradientReplica, strategy=strategy)
     return GradientReplica if device == CPU else DeviceGradientReplica
 
 

@@ -80,7 +80,6 @@ class MeanReplica(Replica):
         it may be part of what another worker's pass has added to."""
         self.check()
         self.missing = 0
-        self.absent = sum(1 << index for index in self._trained if index not in self.touched)
         gradients, places = [], []
         for index, tensor in zip(self._trained, self.trained, strict=True):
             gradient, place = tensor.grad, self._sent.views[index]
@@ -90,11 +89,13 @@ class MeanReplica(Replica):
                 self._zeros &= ~(1 << index)
                 continue
             self.missing += 1
+            self.touched.discard(index)  # by an undefined gradient
             if not self._zeros >> index & 1:  # only this worker writes into the slot
                 place.zero_()
                 self._zeros |= 1 << index
         if places:
             torch._foreach_copy_(places, gradients)
+        self.absent = sum(1 << index for index in self._trained if index not in self.touched)
         self._sent.copy_from(self.arena, Kind.BUFFER)
         return self._is_finite(self.layout.lacking(self._zeros))
 

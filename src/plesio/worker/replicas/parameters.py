@@ -147,18 +147,14 @@ class DeltaReplica(ParameterReplica):
     """This worker owns its parameters between exchanges, and sends how far they moved from the version that it pins; packed, with
     a `codec`, and with `feedback` of what the packing left out."""
 
-    def __init__(self, *given: Any, codec: Codec | None, feedback: bool, private: bool) -> None:
+    def __init__(
+        self, *given: Any, codec: Codec | None, feedback: bool, private: bool, may_come_late: bool = False
+    ) -> None:
         super().__init__(*given)
         self._private = private  # then not even that a tensor had no gradient is told
         self._packing = Packing(self.layout, codec).ready() if codec is not None else None
-        self._held = self._packing.memory(self.arena.memory.device) if self._packing is not None and feedback else None
-
-    def own(self) -> dict[str, torch.Tensor]:
-        return {"left out": self._held.memory} if self._held is not None else {}
-
-    def take_up(self, own: dict[str, torch.Tensor]) -> None:
-        if self._held is not None:
-            self._held.memory.copy_(own["left out"])
+        if self._packing is not None and feedback:
+            self._hold_left_out(self._packing.memory, may_come_late)
 
     def fill_slot(self) -> bool:
         """Bring the difference and the buffers into the slot; whether they are finite. What never had a gradient is absent."""
@@ -169,7 +165,8 @@ class DeltaReplica(ParameterReplica):
         if self._packing is not None:
             finite = self.stepped_finite() and are_finite(self.arena.of_kind(Kind.TRAINED, part=part))
             if finite:  # else it does not count, and is not to be remembered
-                self._packing.pack(start, self.arena, self._sent, self._held, part)
+                self._packs()
+                self._packing.pack(start, self.arena, self._sent, self._left_out, part)
             return finite
         if self._on_device:
             return send(self._copies, self._sent, self.arena, start, self.finite, part)
@@ -181,7 +178,8 @@ class DeltaReplica(ParameterReplica):
 
     def _unmoved(self, index: int) -> bool:
         """Whether there is nothing to send of a tensor: no gradient, and nothing that packing left out before."""
-        return index not in self._had and (self._held is None or not bool(self._held.views[index].any()))
+        left_out = self._left_out
+        return index not in self._had and (left_out is None or not bool(left_out.views[index].any()))
 
     def note_gradients(self) -> None:
         if len(self._had) < len(self._trained):

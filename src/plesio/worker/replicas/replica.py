@@ -18,6 +18,7 @@ from plesio.tensors.finite import FiniteCheck, are_finite, finite_flag, zero_unl
 from plesio.tensors.model import device_of, self_limiting
 from plesio.tensors.rows import RowCount, put
 from plesio.tensors.tensor_set import members_of
+from plesio.transport.held import BEFORE, LEFT_OUT
 from plesio.transport.ring import Ring, Shown
 from plesio.worker.guards.inventory import refuse_changed
 from plesio.worker.guards.writes import Writes, buffers_of
@@ -50,6 +51,13 @@ class Replica:
     copies: tuple[Kind, ...] = tuple(Kind)
     part = ALL_PARTS
     """Which part of the model the contribution under way is of, and its answer."""
+    _left_out: Arena | None = None
+    """What packing left out, where that goes into the next contribution."""
+    _before: Arena | None = None
+    """What it had left out before the last contribution, where that may come too late."""
+    awaits_answer = False
+    """Whether an answer is to come to what was packed last."""
+    _may_come_late = False
     private: Sequence[torch.Tensor] = ()
     """Parameters beside these, which the optimizer moves here and nobody else has."""
 
@@ -195,10 +203,40 @@ class Replica:
 
     def own(self) -> dict[str, torch.Tensor]:
         """What this worker alone has, by name, beside its optimizer's state."""
-        return {}
+        if self._left_out is None:
+            return {}
+        own = {LEFT_OUT: self._left_out.memory}
+        return own if self._before is None else own | {BEFORE: (self._before if self.awaits_answer else self._left_out).memory}
 
     def take_up(self, own: dict[str, torch.Tensor]) -> None:
         """Go on with what `own` gave."""
+        if self._left_out is None:
+            return
+        self._left_out.memory.copy_(own[LEFT_OUT])
+        if BEFORE in own:  # the answer to come may say that what was sent last came too late
+            self._before = self._before or Arena.private(self.layout, self._left_out.memory.device)
+            self._before.memory.copy_(own[BEFORE])
+            self.awaits_answer = True
+
+    def _hold_left_out(self, memory: Callable[[torch.device], Arena], may_come_late: bool) -> None:
+        """Keep what packings leave out, in such memories."""
+        device = self.arena.memory.device
+        self._left_out, self._may_come_late = memory(device), may_come_late
+        self._before = memory(device) if may_come_late else None
+
+    def _packs(self) -> None:
+        """A contribution is packed next."""
+        if self._before is not None and self._left_out is not None:
+            self._before.copy_from(self._left_out, Kind.TRAINED)
+        self.awaits_answer = True
+
+    def answered(self, too_late: bool) -> None:
+        """The answer to what was sent last is there. If that came `too_late`, what earlier packings left out is given back."""
+        if too_late and self._before is not None and self._left_out is not None:
+            self._left_out.copy_from(self._before, Kind.TRAINED)
+        self.awaits_answer = False
+        if not self._may_come_late:
+            self._before = None
 
     def drop_gradients(self, sent: bool = False) -> None:
         """Keep what was computed so far out of the next contribution; `sent`: only what this step sent."""

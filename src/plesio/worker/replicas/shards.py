@@ -34,9 +34,10 @@ class LocalViews(NamedTuple):
 
 
 class Shards:
-    """The local parts of a model's `tensors`, of which a rank holds and sends what `held` says."""
+    """The local parts of a model's `tensors`, of which a rank holds and sends what `held` says; `leader`: it is the first one."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[RankShare]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[RankShare], leader: bool) -> None:
+        self.leader = leader
         self.tensors = tuple(tensors)
         self.local = list(map(local_of, tensors))
         self.held = held

@@ -18,7 +18,7 @@ from plesio.worker.exchanges.all_reduce.unreduced import UnreducedGradients
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.making import Making
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
-from plesio.worker.guards.divergence import DivergenceCheck
+from plesio.worker.guards.divergence import MODULUS, DivergenceCheck
 from plesio.worker.replicas.shards import shards_for
 from plesio.worker.warn import warn
 
@@ -54,10 +54,12 @@ class AllReduceExchange(ServerExchange):
             )
         replica = self.replica
         self._unreduced = UnreducedGradients(replica.trained)
-        self.model: ReplicatedModel = ReplicatedModel(self.user_model, replica.check, self._unreduced.after_forward)
+        told = self.user_model, replica.check, self._unreduced.after_forward
+        self.model: ReplicatedModel = ReplicatedModel(*told, half=self.strategy.every.half)
         kinds = [spec.kind for spec in replica.layout.specs]
         self._buffers = [one for one, kind in zip(replica.tensors, kinds, strict=True) if kind is Kind.BUFFER]
         self._kept = [one.clone() for one in self._buffers]
+        self._told = 0  # samples, by the script
         self._kept_s = 0.0  # how long it took to leave what it holds
         self._check = DivergenceCheck(replica.layout, replica.tensors, self.optimizer)
         if isinstance(self.doorbell, IslandBell):
@@ -127,10 +129,19 @@ class AllReduceExchange(ServerExchange):
     def _next(self) -> None:
         self._number += 1
 
-    def _stamps(self) -> tuple[int, int]:
-        return self._check.parameters(self._number), self._check.settings()
+    def _fill_slot(self) -> bool:
+        self._told = self.used.said % MODULUS
+        return super()._fill_slot()
+
+    def _stamps(self) -> tuple[int, int, int]:
+        return self._check.parameters(self._number), self._check.settings(), self._told
 
     def _refuse(self, which: int) -> NoReturn:
+        if which > 1:
+            raise ConfigurationError(
+                "worker.count says other numbers of samples on other workers, and torch's all-reduce counts all alike: take "
+                "sync_sgd, or allreduce on one host without a GPU, which weigh by samples; or leave worker.count out"
+            )
         if which:
             self._check.refuse_settings()
         self._check.refuse_parameters(self._number, self.state.steps)
@@ -140,7 +151,7 @@ def build(made: Making) -> AllReduceExchange | None:
     """Where workers are ranks that reduce among themselves."""
     if not made.strategy.every.among_ranks:
         return None
-    assert made.shards is not None, "its processes are a group"
-    leader = made.island.rank == 0
-    replica = shards_for(made.strategy)(*made.own, made.place.slot, made.shards, leader)
-    return AllReduceExchange(made.state, made.optimizer, replica, *made.to_server, leader, made.model)
+    shards = made.shards
+    assert shards is not None, "its processes are a group"
+    replica = shards_for(made.strategy)(*made.own, made.place.slot, shards, shards.leader)
+    return AllReduceExchange(made.state, made.optimizer, replica, *made.to_server, shards.leader, made.model)

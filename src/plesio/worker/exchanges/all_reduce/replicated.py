@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from plesio.errors import ConfigurationError
+from plesio.tensors.codecs.cast import DTYPES
 
 _IDLE_ONLY = object()  # asks a `_Shell` for a loss in which only the idle parameter takes part
 PASSED_ON = ("state_dict", "load_state_dict", "__repr__", "__len__", "__getitem__", "__iter__", "__contains__")
@@ -30,6 +32,7 @@ class ReplicatedModel(nn.Module):
     Args:
         check: called before each forward pass, since torch's own message about a replaced tensor is hard to read.
         expect: called after each forward pass with gradients: whether its backward pass will be reduced, or is in `no_sync`.
+        half: "bf16" or "fp16", if gradients are to travel in that.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class ReplicatedModel(nn.Module):
         model: nn.Module,
         check: Callable[[], None] = lambda: None,
         expect: Callable[[bool], None] = lambda reduced: None,
+        half: str | None = None,
     ) -> None:
         if isinstance(model, torch.jit.ScriptModule):
             raise ConfigurationError(
@@ -51,6 +55,8 @@ class ReplicatedModel(nn.Module):
         reducer = DistributedDataParallel(
             _Shell(model), find_unused_parameters=True, gradient_as_bucket_view=False, init_sync=False
         )
+        if half is not None:
+            reducer.register_comm_hook(DTYPES[half], lambda dtype, bucket: _in_half_precision(dtype, bucket))
         self.__dict__.update(_model=model, _reducer=reducer, _check=check, _expect=expect)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
@@ -95,6 +101,13 @@ def reduce_again(model: ReplicatedModel) -> None:
     """Reduce the gradients as they are: by a backward pass that adds nothing to them."""
     with torch.enable_grad():
         model.__dict__["_reducer"](_IDLE_ONLY).backward()
+
+
+def _in_half_precision(dtype: torch.dtype, bucket: Any) -> Any:
+    """As torch's own hooks `bf16_compress_hook` and `fp16_compress_hook`, which do not take gloo: without feedback."""
+    mean = bucket.buffer().to(dtype).div_(dist.get_world_size())
+    reduced = dist.all_reduce(mean, async_op=True).get_future()
+    return reduced.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
 class _Shell(nn.Module):

@@ -1,0 +1,330 @@
+"""Who is head: one process at a time, though hosts die, and links are cut and come together again.
+
+Theory. Those who vote (the workers) decide, by majority. A head leads while most of them promise not to vote. That is a leader
+lease (Gray and Cheriton 1989). Terms, votes and the change of one voter at a time are Raft's (Ongaro and Ousterhout 2014). Each
+head has a *term*, a number that fences all heads before it. Nothing uses this yet (docs/decisions/0020-standby.md).
+
+    head --- Beat(term 1) ---> worker      "for 2 s I vote for nobody"
+         <-- Promise --------
+         x  (cut off)                      standby --- Ask(term 2) ---> worker     once 2 s without a beat are over
+                                                   <-- Vote -----------            "I follow term 2, and refuse term 1"
+
+| who     | may                                                    | until                                                   |
+| ------- | ------------------------------------------------------ | ------------------------------------------------------- |
+| head    | fold and answer, while `Head.leads`                    | most promises are too old; for good when it is fenced   |
+| standby | ask for votes, when it has heard nothing for a lease   | it has the votes of most (`Candidate.elected`)          |
+| voter   | vote once a term, when no promise of its own holds     | its process ends: another in its place is another voter |
+
+1. A promise counts from when its beat was *sent*, by the head's clock, and is kept from when the beat came, by the voter's. So no
+   clock is compared with another. Their paces may be wrong by `DRIFT`; the head goes by a lease that is shorter by that.
+2. A beat names who votes and which standbys may be elected. The voters change by one at a time, and not before most know of the
+   last change: then any two majorities have a voter in common. So nobody has to know what a voter that died had promised.
+3. Under `acknowledge="standby"` an answer waits for each standby that might be elected (`Head.awaits`), so whoever is elected has
+   what was answered. One that is lost is waited for until most voters have promised a beat that does not name it.
+
+Promises: two heads never lead at once; under "standby" whoever is elected has all that a worker was answered. Where no majority
+reaches a head or a standby nobody leads: the run stands still rather than that two go on. `tests/torture/heads` tries this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+LEASE_S = 2.0
+"""How long a voter keeps its promise."""
+DRIFT = 0.1
+"""By how much the pace of a clock may be wrong."""
+HEAD_S = LEASE_S * (1 - DRIFT) / (1 + DRIFT)
+"""How long a head counts on a promise, from when it sent the beat."""
+
+
+ASKS_S = LEASE_S / 2
+"""For how long a candidate asks for the votes of one term."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The `head` to a voter. `number`: of this beat, within its `term`; `voters`: who votes; `electable`: who may be elected
+    next, the head itself among them, should it be fenced by a vote that comes to nothing."""
+
+    term: int
+    number: int
+    head: int
+    voters: frozenset[int]
+    electable: frozenset[int]
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A voter to the head whose beat came."""
+
+    term: int
+    number: int
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A standby to a voter: vote for me. `of`: the terms of whose heads it has the log; `last`: the newest beat of the last of
+    them, which the voter may not have heard."""
+
+    term: int
+    standby: int
+    of: frozenset[int]
+    last: Beat
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """A voter to the standby that asked. `last`: the newest beat that came to it."""
+
+    term: int
+    last: Beat
+
+
+class NotYou(msgspec.Struct, frozen=True):
+    """A voter to a standby that it may not elect: by its newest beat another is to be."""
+
+    term: int
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """A voter to whoever has a lower `term` than it follows."""
+
+    term: int
+
+
+NONE = Beat(0, 0, -1, frozenset(), frozenset())
+
+
+def most(voters: Collection[int], said: Iterable[int]) -> bool:
+    """Whether most of the voters said so.
+
+    >>> most({1, 2, 3}, [2, 3, 9]), most({1, 2}, [1])
+    (True, False)
+    """
+    return 2 * len(set(voters) & set(said)) > len(voters)
+
+
+def newest(beats: Iterable[Beat]) -> Beat:
+    """The one that tells most."""
+    return max(beats, key=lambda beat: (beat.term, beat.number), default=NONE)
+
+
+class Voter:
+    """What one process has promised.
+
+    Attributes:
+        term: of the head that it follows, or has voted for.
+        last: the newest beat that came.
+
+    >>> worker, first = Voter(), Beat(1, 1, head=1, voters=frozenset({7}), electable=frozenset({0, 1}))
+    >>> worker.beat(first, now_s=3.0)
+    Promise(term=1, number=1)
+    >>> ask = Ask(2, standby=0, of=frozenset({1}), last=first)
+    >>> worker.asked(ask, now_s=4.9), worker.asked(ask, now_s=5.1).term
+    (None, 2)
+    >>> worker.beat(Beat(1, 2, head=1, voters=frozenset({7}), electable=frozenset()), now_s=5.2)
+    Fenced(term=2)
+    """
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.last = NONE
+        self._voted: Ask | None = None
+        self._to, self._free_s = -1, 0.0  # to whom it promised not to vote for others, and until when
+
+    def beat(self, beat: Beat, now_s: float) -> Promise | Fenced:
+        """A beat came."""
+        if beat.term < self.term:
+            return Fenced(self.term)
+        self.term = beat.term
+        self.last = newest([self.last, beat])
+        self._to, self._free_s = beat.head, now_s + LEASE_S
+        return Promise(beat.term, beat.number)
+
+    def asked(self, ask: Ask, now_s: float) -> Vote | NotYou | Fenced | None:
+        """A standby asks. None: not now."""
+        if ask.term < self.term:
+            return Fenced(self.term)
+        self.last = newest([self.last, ask.last])
+        if ask != self._voted:  # else it did, and says so again
+            has_all = self.last.term in ask.of and ask.standby in self.last.electable
+            if not has_all:
+                return NotYou(ask.term) if self.last.term else None
+            if ask.term == self.term or (now_s < self._free_s and ask.standby != self._to):
+                return None
+            self.term, self._voted = ask.term, ask
+            self._to, self._free_s = ask.standby, now_s + LEASE_S
+        return Vote(ask.term, self.last)
+
+
+class Head:
+    """Whether one head may lead.
+
+    Args:
+        name: its number among those that may lead, from 0.
+        term: larger than that of any head before.
+        voters: who votes at first.
+        votes: by voter, when it was asked for the vote that it gave; nothing for the first head of a run.
+        rivals: others that some voters may elect yet.
+
+    Attributes:
+        voters, electable: what the next beat names; of `electable` all but itself.
+        fenced: a voter follows a later term: this head never leads again, unless it is elected anew.
+
+    >>> head = Head(0, term=1, voters={0, 1, 2})
+    >>> beat = head.beat(now_s=0.0)
+    >>> head.promised(0, Promise(1, beat.number)); head.leads(0.1)
+    False
+    >>> head.promised(1, Promise(1, beat.number)); head.leads(0.1), head.leads(1.7)
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        name: int,
+        term: int,
+        voters: Iterable[int],
+        votes: dict[int, float] | None = None,
+        rivals: Iterable[int] = (),
+    ) -> None:
+        self.name = name
+        self.term = term
+        self.voters = self._before = frozenset(voters)
+        self.electable: frozenset[int] = frozenset()
+        self.fenced = False
+        self._number = 0
+        self._changed = 1  # the first beat that names these voters; until most have it, those of before count, too
+        self._sent_s: dict[int, float] = {}
+        self._since_s = dict(votes or {})
+        self._promised: dict[int, int] = {}  # by voter: the last beat that it promised
+        self._dropped = dict.fromkeys(rivals, 1)  # which beat is the first that does not name them
+
+    @property
+    def awaits(self) -> frozenset[int]:
+        """The standbys that an answer waits for under `acknowledge="standby"`: those that might be elected."""
+        return self.electable | self._dropped.keys()
+
+    def beat(self, now_s: float) -> Beat:
+        """What to send to all voters now."""
+        self._number += 1
+        self._sent_s[self._number] = now_s
+        self._sent_s.pop(next(iter(self._sent_s)) if len(self._sent_s) > 100 else 0, None)
+        return Beat(self.term, self._number, self.name, self.voters, self.electable | {self.name})
+
+    def promised(self, voter: int, promise: Promise) -> None:
+        """It came from this voter."""
+        if promise.term != self.term or promise.number <= self._promised.get(voter, 0):
+            return
+        self._promised[voter] = promise.number
+        if (sent_s := self._sent_s.get(promise.number)) is not None:
+            self._since_s[voter] = max(sent_s, self._since_s.get(voter, sent_s))
+        if self._known(self._changed):
+            self._before = self.voters
+        self._dropped = {standby: first for standby, first in self._dropped.items() if not self._known(first)}
+
+    def _known(self, number: int) -> bool:
+        """Whether most voters have promised this beat, or a later one."""
+        return most(self.voters, [voter for voter, last in self._promised.items() if last >= number])
+
+    def heard_of(self, fenced: Fenced) -> None:
+        """A voter follows another head."""
+        self.fenced |= fenced.term > self.term
+
+    def leads(self, now_s: float) -> bool:
+        """Whether it may fold, and answer, at this moment."""
+        fresh = [voter for voter, since_s in self._since_s.items() if since_s + HEAD_S >= now_s]
+        return not self.fenced and most(self.voters, fresh) and most(self._before, fresh)
+
+    def elect(self, standbys: Iterable[int]) -> None:
+        """From the next beat on these may be elected. One that joins has all that was answered."""
+        now = frozenset(standbys)
+        self._dropped |= dict.fromkeys(self.electable - now, self._number + 1)
+        self._dropped = {standby: first for standby, first in self._dropped.items() if standby not in now}
+        self.electable = now
+
+    def vote(self, voters: Iterable[int]) -> None:
+        """These are to vote. They become so one at a time: call it again and again. The last one stays."""
+        wanted = frozenset(voters)
+        if self._before != self.voters or not wanted or not self._known(self._changed):
+            return
+        if joins := wanted - self.voters:
+            self.voters |= {min(joins)}
+        elif leaves := self.voters - wanted:
+            self.voters -= {min(leaves)}
+        else:
+            return
+        self._changed = self._number + 1
+
+
+class Candidate:
+    """A standby that would be head if the head was lost.
+
+    Args:
+        name: its number among the `all` that may lead, from 0.
+        of: the terms of whose heads it has the log. A head that was fenced has its own, and what it was elected with; it asks
+            at once. `last`: its last beat.
+
+    Attributes:
+        term: the highest that it has seen.
+
+    >>> standby, worker = Candidate(1, all=2, now_s=0.0), Voter()
+    >>> beat = Beat(1, 1, head=0, voters=frozenset({7}), electable=frozenset({0, 1}))
+    >>> _ = worker.beat(beat, now_s=1.0); standby.heard(beat, now_s=1.0)
+    >>> print(standby.ask(now_s=2.9)); (ask := standby.ask(now_s=3.1)).term
+    None
+    2
+    >>> standby.voted(7, worker.asked(ask, now_s=3.1)); standby.elected().term
+    2
+    """
+
+    def __init__(self, name: int, all: int, now_s: float, of: Iterable[int] = (), last: Beat = NONE) -> None:
+        self.name = name
+        self.of, self._last = frozenset(of), last
+        self.term = max(self.of, default=0)
+        self._all = all
+        self._quiet_s = now_s if self.of else now_s + LEASE_S
+        self._asked: Ask | None = None
+        self._asked_s = float("-inf")
+        self._votes: dict[int, Beat] = {}
+        self._refusals: set[int] = set()
+
+    def heard(self, beat: Beat, now_s: float) -> None:
+        """The head spoke. Of another head than before, this standby has nothing yet."""
+        if (term := beat.term) >= self.term:
+            self.of = self.of if term in self.of else frozenset({term})
+            self._last = newest([self._last, beat])
+            self.term, self._quiet_s, self._asked = term, now_s + LEASE_S, None
+
+    def ask(self, now_s: float, patience_s: float = 0.0) -> Ask | None:
+        """What to send to all voters, again and again; None: not now. `patience_s`: how much longer than a lease it waits, drawn
+        anew after each term that it asks for, so that two who split the votes do not go on doing so."""
+        if now_s > self._quiet_s + patience_s and self.of:
+            self.term += 1
+            self._quiet_s = now_s + LEASE_S
+            self._asked, self._asked_s = Ask(self.term, self.name, self.of, self._last), now_s
+            self._votes, self._refusals = {}, set()
+        return self._asked if now_s < self._asked_s + ASKS_S else None
+
+    def voted(self, voter: int, vote: Vote) -> None:
+        """It came from this voter."""
+        if self._asked is not None and vote.term == self._asked.term:
+            self._votes[voter] = vote.last
+
+    def refused(self, voter: int, why: Fenced | NotYou, now_s: float) -> None:
+        """This voter has seen a higher term, or may not elect this standby. Where more may not than do, another asks first."""
+        self.term = max(self.term, why.term)
+        if isinstance(why, NotYou):
+            self._refusals.add(voter)
+            if len(self._refusals) >= len(self._newest.voters & self._votes.keys()):
+                self._quiet_s = max(self._quiet_s, now_s + 2 * LEASE_S)
+
+    def elected(self) -> Head | None:
+        """The head that this candidate is now, if it is."""
+        if self._asked is None or not most(voters := self._newest.voters, self._votes):
+            return None
+        others = set(range(self._all)) - {self.name}
+        return Head(self.name, self._asked.term, voters, dict.fromkeys(self._votes, self._asked_s), others)
+
+    @property
+    def _newest(self) -> Beat:
+        """The newest beat that those who voted know."""
+        return newest(self._votes.values())

@@ -1,0 +1,37 @@
+"""Where a run can be read, and how one gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plesio.protocol.reading import ToReader
+from plesio.reading.line import FarLine, Line, NearLine
+from plesio.transport.connect import connect, connect_here
+from plesio.transport.secure import Credentials, ProofError
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlace:
+    """`token`: that of readers; `worker_token`: that of workers, for who says what the run's metrics are; `far`: to go over the
+    network though the run is on this host."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    worker_token: str = field(repr=False)
+    credentials: Credentials | None = None
+    far: bool = False
+
+    def __str__(self) -> str:
+        return f"the run that is read at {self.host}:{self.port}"
+
+    def dial(self) -> Line[ToReader]:
+        """A line with the process that serves readers. Raises OSError, or ProofError for another token."""
+        try:
+            near = None if self.far else connect_here(self.host, self.port, self.token)
+            if near is not None:
+                return NearLine(near.detach(), ToReader, str(self))
+            return FarLine(connect(self.host, self.port, self.token, self.credentials, bytes(16)), ToReader)
+        except ProofError as error:
+            what = "a reader's token is token=, PLESIO_READ_TOKEN, or follows from PLESIO_TOKEN or ~/.plesio/token"
+            raise ProofError(f"{error}; {what}") from None
