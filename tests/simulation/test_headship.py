@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from plesio.core.headship import HEAD_S, LEASE_S, NONE, Ask, Beat, Candidate, Fenced, Head, NotYou, Promise, Vote, Voter
+from plesio.core.headship import (
+    ANYBODY,
+    HEAD_S,
+    LEASE_S,
+    NONE,
+    Ask,
+    Beat,
+    Candidate,
+    Fenced,
+    Head,
+    NotYou,
+    Promise,
+    Vote,
+    Voter,
+)
 from torture.heads import BROKEN, run
 from torture.heads.bugs import PLANTED
 
@@ -58,6 +72,7 @@ def test_a_promise_counts_from_when_its_beat_was_sent_and_is_kept_from_when_it_c
     promise = voter.beat(sent, now_s=7.0)
     assert isinstance(promise, Promise)
     head.promised(10, promise)
+    head.elect({0, 1})
     assert head.leads(100.0 + HEAD_S - 0.01)
     assert not head.leads(100.0 + HEAD_S + 0.01)
     ask = wish(2, 0, 1)
@@ -92,8 +107,9 @@ def test_one_who_knows_no_head_says_nothing() -> None:
 
 
 def test_an_elected_head_waits_for_its_rivals_until_most_know_it() -> None:
-    standby = Candidate(1, all=3, now_s=0.0)
+    standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
+    standby.begins(1)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     for voter in (10, 11):
@@ -101,17 +117,18 @@ def test_an_elected_head_waits_for_its_rivals_until_most_know_it() -> None:
     head = standby.elected()
     assert head is not None
     assert head.leads(5.1)
-    assert head.awaits == {0, 2}
+    assert head.awaits == {ANYBODY}
     sent = head.beat(5.1)
     head.promised(10, Promise(sent.term, sent.number))
-    assert head.awaits == {0, 2}
+    assert head.awaits == {ANYBODY}
     head.promised(11, Promise(sent.term, sent.number))
     assert head.awaits == set()
 
 
 def test_most_are_most_of_those_that_the_newest_beat_names() -> None:
-    standby = Candidate(1, all=2, now_s=0.0)
+    standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
+    standby.begins(1)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     standby.voted(10, Vote(ask.term, beat(number=4, voters=frozenset({10}))))
@@ -136,6 +153,7 @@ def test_a_lost_standby_is_waited_for_until_most_know_that_it_is_not_to_be_elect
 
 def test_voters_change_by_one_at_a_time_and_both_majorities_count_until_most_know() -> None:
     head = Head(0, 1, ALL)
+    head.elect({1})
     head.vote({10, 13, 14})
     assert head.voters == ALL, "its first beat is not known"
     leading(head)
@@ -158,9 +176,37 @@ def test_voters_change_by_one_at_a_time_and_both_majorities_count_until_most_kno
     assert seen == [5, 4, 3, 3, 3, 3, 3, 3]
 
 
-def test_a_standby_that_more_may_not_elect_than_do_leaves_the_votes_to_another() -> None:
-    standby = Candidate(1, all=2, now_s=0.0)
+def test_a_head_that_never_named_a_standby_leads_alone_and_its_voters_change_at_once() -> None:
+    head = Head(0, 1, ALL)
+    head.vote({0, 13})
+    assert head.voters == {0, 13}
+    assert head.leads(99.0)
+    assert head.leads_until_s == float("inf")
+    head.elect({1})
+    assert not head.leads(99.0)
+    leading(head, 99.0)
+    assert head.leads_until_s == 99.0 + HEAD_S
+
+
+def test_a_standby_may_be_elected_only_with_the_log_of_the_last_head() -> None:
+    standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
+    assert standby.ask(now_s=5.0) is None, "it has no log"
+    assert standby.begins(1)
+    assert standby.ask(now_s=5.0) == wish(2, 1, 1, last=beat())
+    assert not standby.begins(1), "it asked for a later term"
+    standby.heard(beat(term=3), now_s=6.0)
+    assert standby.of == {1}, "that head's log has not come"
+    assert standby.begins(3)
+    assert standby.of == {3}
+    standby.forgets()
+    assert standby.ask(now_s=99.0) is None
+
+
+def test_a_standby_that_more_may_not_elect_than_do_leaves_the_votes_to_another() -> None:
+    standby = Candidate(1, now_s=0.0)
+    standby.heard(beat(), now_s=0.0)
+    standby.begins(1)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     standby.voted(10, Vote(ask.term, beat()))

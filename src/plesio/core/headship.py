@@ -1,8 +1,8 @@
 """Who is head: one process at a time, though hosts die, and links are cut and come together again.
 
-Theory. Those who vote (the workers) decide, by majority. A head leads while most of them promise not to vote. That is a leader
-lease (Gray and Cheriton 1989). Terms, votes and the change of one voter at a time are Raft's (Ongaro and Ousterhout 2014). Each
-head has a *term*, a number that fences all heads before it. Nothing uses this yet (docs/decisions/0020-standby.md).
+Theory. Those who vote decide, by majority: the workers, the head and its standbys. A head leads while most of them promise not
+to vote. That is a leader lease (Gray and Cheriton 1989). Terms, votes and the change of one voter at a time are Raft's (Ongaro
+and Ousterhout 2014). Each head has a *term*, a number that fences all heads before it (docs/decisions/0020-standby.md).
 
     head --- Beat(term 1) ---> worker      "for 2 s I vote for nobody"
          <-- Promise --------
@@ -15,12 +15,17 @@ head has a *term*, a number that fences all heads before it. Nothing uses this y
 | standby | ask for votes, when it has heard nothing for a lease   | it has the votes of most (`Candidate.elected`)          |
 | voter   | vote once a term, when no promise of its own holds     | its process ends: another in its place is another voter |
 
+Each process has a name, a number that no other has, before or after: it votes by that, and is elected.
+
 1. A promise counts from when its beat was *sent*, by the head's clock, and is kept from when the beat came, by the voter's. So no
    clock is compared with another. Their paces may be wrong by `DRIFT`; the head goes by a lease that is shorter by that.
 2. A beat names who votes and which standbys may be elected. The voters change by one at a time, and not before most know of the
    last change: then any two majorities have a voter in common. So nobody has to know what a voter that died had promised.
-3. Under `acknowledge="standby"` an answer waits for each standby that might be elected (`Head.awaits`), so whoever is elected has
-   what was answered. One that is lost is waited for until most voters have promised a beat that does not name it.
+3. The first head of a run leads without promises until a beat of it names a standby: nobody else can be elected before. So a run
+   without a standby never stands still, and its voters may change all at once.
+4. Under `acknowledge="standby"` an answer waits for each standby that might be elected (`Head.awaits`), so whoever is elected has
+   what was answered. One that is lost is waited for until most voters have promised a beat that does not name it. Whoever is
+   elected cannot know all that others named, so it waits for `ANYBODY`, until most have promised its first beat.
 
 Promises: two heads never lead at once; under "standby" whoever is elected has all that a worker was answered. Where no majority
 reaches a head or a standby nobody leads: the run stands still rather than that two go on. `tests/torture/heads` tries this.
@@ -44,7 +49,7 @@ ASKS_S = LEASE_S / 2
 """For how long a candidate asks for the votes of one term."""
 
 
-class Beat(msgspec.Struct, frozen=True):
+class Beat(msgspec.Struct, tag=True, frozen=True):
     """The `head` to a voter. `number`: of this beat, within its `term`; `voters`: who votes; `electable`: who may be elected
     next, the head itself among them, should it be fenced by a vote that comes to nothing."""
 
@@ -55,14 +60,14 @@ class Beat(msgspec.Struct, frozen=True):
     electable: frozenset[int]
 
 
-class Promise(msgspec.Struct, frozen=True):
+class Promise(msgspec.Struct, tag=True, frozen=True):
     """A voter to the head whose beat came."""
 
     term: int
     number: int
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, tag=True, frozen=True):
     """A standby to a voter: vote for me. `of`: the terms of whose heads it has the log; `last`: the newest beat of the last of
     them, which the voter may not have heard."""
 
@@ -72,26 +77,28 @@ class Ask(msgspec.Struct, frozen=True):
     last: Beat
 
 
-class Vote(msgspec.Struct, frozen=True):
+class Vote(msgspec.Struct, tag=True, frozen=True):
     """A voter to the standby that asked. `last`: the newest beat that came to it."""
 
     term: int
     last: Beat
 
 
-class NotYou(msgspec.Struct, frozen=True):
+class NotYou(msgspec.Struct, tag=True, frozen=True):
     """A voter to a standby that it may not elect: by its newest beat another is to be."""
 
     term: int
 
 
-class Fenced(msgspec.Struct, frozen=True):
+class Fenced(msgspec.Struct, tag=True, frozen=True):
     """A voter to whoever has a lower `term` than it follows."""
 
     term: int
 
 
 NONE = Beat(0, 0, -1, frozenset(), frozenset())
+ANYBODY = -1
+"""In place of a standby's name: one that somebody may elect yet, whoever it is."""
 
 
 def most(voters: Collection[int], said: Iterable[int]) -> bool:
@@ -131,6 +138,10 @@ class Voter:
         self._voted: Ask | None = None
         self._to, self._free_s = -1, 0.0  # to whom it promised not to vote for others, and until when
 
+    def told(self, message: Beat | Ask, now_s: float) -> Promise | Vote | NotYou | Fenced | None:
+        """Either came."""
+        return self.beat(message, now_s) if isinstance(message, Beat) else self.asked(message, now_s)
+
     def beat(self, beat: Beat, now_s: float) -> Promise | Fenced:
         """A beat came."""
         if beat.term < self.term:
@@ -160,17 +171,19 @@ class Head:
     """Whether one head may lead.
 
     Args:
-        name: its number among those that may lead, from 0.
+        name: a number that no other process has.
         term: larger than that of any head before.
         voters: who votes at first.
-        votes: by voter, when it was asked for the vote that it gave; nothing for the first head of a run.
-        rivals: others that some voters may elect yet.
+        votes: by voter, when it was asked for the vote that it gave; None for the first head of a run.
 
     Attributes:
+        alone: nobody else can be elected: it is the first head, and has named no standby.
         voters, electable: what the next beat names; of `electable` all but itself.
         fenced: a voter follows a later term: this head never leads again, unless it is elected anew.
 
     >>> head = Head(0, term=1, voters={0, 1, 2})
+    >>> head.leads(0.0), head.elect({1}), head.leads(0.0)
+    (True, None, False)
     >>> beat = head.beat(now_s=0.0)
     >>> head.promised(0, Promise(1, beat.number)); head.leads(0.1)
     False
@@ -184,19 +197,19 @@ class Head:
         term: int,
         voters: Iterable[int],
         votes: dict[int, float] | None = None,
-        rivals: Iterable[int] = (),
     ) -> None:
         self.name = name
         self.term = term
         self.voters = self._before = frozenset(voters)
         self.electable: frozenset[int] = frozenset()
+        self.alone = votes is None
         self.fenced = False
         self._number = 0
         self._changed = 1  # the first beat that names these voters; until most have it, those of before count, too
         self._sent_s: dict[int, float] = {}
         self._since_s = dict(votes or {})
         self._promised: dict[int, int] = {}  # by voter: the last beat that it promised
-        self._dropped = dict.fromkeys(rivals, 1)  # which beat is the first that does not name them
+        self._dropped = {} if self.alone else {ANYBODY: 1}  # which beat is the first that does not name them
 
     @property
     def awaits(self) -> frozenset[int]:
@@ -231,19 +244,41 @@ class Head:
 
     def leads(self, now_s: float) -> bool:
         """Whether it may fold, and answer, at this moment."""
-        fresh = [voter for voter, since_s in self._since_s.items() if since_s + HEAD_S >= now_s]
-        return not self.fenced and most(self.voters, fresh) and most(self._before, fresh)
+        return now_s <= self.leads_until_s
+
+    @property
+    def leads_until_s(self) -> float:
+        """Until when it may if it hears nothing more."""
+        if self.fenced:
+            return float("-inf")
+        return float("inf") if self.alone else self.promised_until_s
+
+    @property
+    def promised_until_s(self) -> float:
+        """Until when it may count on the promises of most."""
+        return HEAD_S + min(self._most_since_s(self.voters), self._most_since_s(self._before))
+
+    def _most_since_s(self, voters: frozenset[int]) -> float:
+        """The oldest of the promises that make most of these, if these are the newest."""
+        since_s = sorted((self._since_s.get(voter, float("-inf")) for voter in voters), reverse=True)
+        return since_s[len(since_s) // 2]
 
     def elect(self, standbys: Iterable[int]) -> None:
         """From the next beat on these may be elected. One that joins has all that was answered."""
         now = frozenset(standbys)
+        self.alone &= not now
         self._dropped |= dict.fromkeys(self.electable - now, self._number + 1)
         self._dropped = {standby: first for standby, first in self._dropped.items() if standby not in now}
         self.electable = now
 
     def vote(self, voters: Iterable[int]) -> None:
-        """These are to vote. They become so one at a time: call it again and again. The last one stays."""
+        """These are to vote. They become so one at a time: call it again and again. The last one stays. Of a head that is alone
+        they do at once."""
         wanted = frozenset(voters)
+        if self.alone and wanted:
+            self.voters = self._before = wanted
+            self._changed = self._number + 1
+            return
         if self._before != self.voters or not wanted or not self._known(self._changed):
             return
         if joins := wanted - self.voters:
@@ -259,16 +294,17 @@ class Candidate:
     """A standby that would be head if the head was lost.
 
     Args:
-        name: its number among the `all` that may lead, from 0.
+        name: a number that no other process has.
         of: the terms of whose heads it has the log. A head that was fenced has its own, and what it was elected with; it asks
             at once. `last`: its last beat.
 
     Attributes:
         term: the highest that it has seen.
 
-    >>> standby, worker = Candidate(1, all=2, now_s=0.0), Voter()
+    >>> standby, worker = Candidate(1, now_s=0.0), Voter()
     >>> beat = Beat(1, 1, head=0, voters=frozenset({7}), electable=frozenset({0, 1}))
-    >>> _ = worker.beat(beat, now_s=1.0); standby.heard(beat, now_s=1.0)
+    >>> _ = worker.beat(beat, now_s=1.0); standby.heard(beat, now_s=1.0); standby.begins(1)
+    True
     >>> print(standby.ask(now_s=2.9)); (ask := standby.ask(now_s=3.1)).term
     None
     2
@@ -276,11 +312,10 @@ class Candidate:
     2
     """
 
-    def __init__(self, name: int, all: int, now_s: float, of: Iterable[int] = (), last: Beat = NONE) -> None:
+    def __init__(self, name: int, now_s: float, of: Iterable[int] = (), last: Beat = NONE) -> None:
         self.name = name
         self.of, self._last = frozenset(of), last
         self.term = max(self.of, default=0)
-        self._all = all
         self._quiet_s = now_s if self.of else now_s + LEASE_S
         self._asked: Ask | None = None
         self._asked_s = float("-inf")
@@ -288,11 +323,22 @@ class Candidate:
         self._refusals: set[int] = set()
 
     def heard(self, beat: Beat, now_s: float) -> None:
-        """The head spoke. Of another head than before, this standby has nothing yet."""
-        if (term := beat.term) >= self.term:
-            self.of = self.of if term in self.of else frozenset({term})
+        """The head spoke."""
+        if beat.term >= self.term:
             self._last = newest([self._last, beat])
-            self.term, self._quiet_s, self._asked = term, now_s + LEASE_S, None
+            self.term, self._quiet_s, self._asked = beat.term, now_s + LEASE_S, None
+
+    def begins(self, term: int) -> bool:
+        """The log that it has is this head's from now on, and of none before. False, and nothing, if it knows a later head."""
+        if term < self.term:
+            return False
+        self.term = term
+        self.of = self.of if term in self.of else frozenset({term})
+        return True
+
+    def forgets(self) -> None:
+        """It has no log for now, and may not be elected."""
+        self.of, self._asked = frozenset(), None
 
     def ask(self, now_s: float, patience_s: float = 0.0) -> Ask | None:
         """What to send to all voters, again and again; None: not now. `patience_s`: how much longer than a lease it waits, drawn
@@ -321,8 +367,7 @@ class Candidate:
         """The head that this candidate is now, if it is."""
         if self._asked is None or not most(voters := self._newest.voters, self._votes):
             return None
-        others = set(range(self._all)) - {self.name}
-        return Head(self.name, self._asked.term, voters, dict.fromkeys(self._votes, self._asked_s), others)
+        return Head(self.name, self._asked.term, voters, dict.fromkeys(self._votes, self._asked_s))
 
     @property
     def _newest(self) -> Beat:

@@ -32,6 +32,8 @@ from plesio.transport.limits import CONNECT_S, HANDSHAKE_S, PARTING_S
 
 NONCE_BYTES, TICKET_BYTES, MAC_BYTES = 32, 16, 32
 PROOF_BYTES = TICKET_BYTES + MAC_BYTES
+VOTES, STANDBY = b"plesio votes 001", b"plesio standby 1"
+"""Tickets of those who are no workers: of who votes on who is head, and of a standby that takes the log."""
 WRONG, RIGHT = b"\0", b"\1"
 """What the door answers to a proof."""
 GREETING = b"plesio channel 1"

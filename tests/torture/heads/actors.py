@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from plesio.core.headship import LEASE_S, NONE, Ask, Beat, Candidate, Fenced, Head, NotYou, Promise, Vote
+from plesio.core.contender import SILENT_S, Contender
+from plesio.core.headship import Ask, Beat, Fenced, Head, NotYou, Promise, Vote
 
 if TYPE_CHECKING:
     from torture.heads.world import World
 
 TICK_S = 0.25
-SILENT_S = 1.5
-"""After which a process is taken for dead, and has no part any more."""
 
 
 class Pushed(msgspec.Struct, frozen=True):
@@ -32,9 +31,9 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Log(msgspec.Struct, frozen=True):
-    """A head to a standby: its beat, and what was folded, from this place on."""
+    """A head to a standby: what was folded, from this place on."""
 
-    beat: Beat
+    term: int
     begins: int
     folds: tuple[tuple[int, int], ...]
 
@@ -80,103 +79,81 @@ class Worker(Actor):
 
     def hear(self, sender: int, what: Any) -> None:
         match what:
-            case Beat():
-                reply = self.voter.beat(what, self.now_s())
-                self._follows = sender if isinstance(reply, Promise) else self._follows
+            case Beat() | Ask() if (reply := self.voter.told(what, self.now_s())) is not None:
+                self._follows = sender if isinstance(reply, Promise | Vote) else self._follows
                 self.say(sender, reply)
-            case Ask() if (vote := self.voter.asked(what, self.now_s())) is not None:
-                self._follows = sender if isinstance(vote, Vote) else self._follows
-                self.say(sender, vote)
             case Answered(term, number) if term == self.voter.term and number == self._number:
                 self.world.acknowledged(self.name, number)
                 self._number += 1
 
 
 class Leading(Actor):
-    """A head or a standby: it is one of them, or none any more."""
+    """A head or a standby, and its log."""
 
-    def __init__(self, world: World, name: int, host: int) -> None:
+    def __init__(self, world: World, name: int, host: int, head: Head | None = None) -> None:
         super().__init__(world, name, host)
+        self.contender = Contender(name, self.now_s(), head, world.parts.voter(), world.parts.candidate)
+        self.voter = self.contender.voter
         self.log: list[tuple[int, int]] = []
         self.term = 0  # of the head that it is, or whose log it has
-        self._of: set[int] = set()
-        self.head: Head | None = None
-        self.candidate: Candidate | None = None
         self._heard_s: dict[int, float] = {}
         self._has: dict[int, int] = {}
         self._waits: dict[
             int, tuple[int, int]
         ] = {}  # by worker: contribution, and up to where the log is to be elsewhere
         self._told = 0  # up to where workers were answered
-        self._patience_s = 0.0
 
-    def stand_by(self) -> None:
-        last = self.head.beat(self.now_s()) if self.head is not None else NONE
-        self.head = None
-        self._patience_s = 0.0 if self._of else LEASE_S * self.world.random.random()
-        self.candidate = self.world.parts.candidate(self.name, len(self.world.heads), self.now_s(), self._of, last)
-
-    def lead(self, head: Head) -> None:
-        self._of = {head.term} | (self.candidate.of if self.candidate is not None else set())
-        self.head, self.candidate, self.term = head, None, head.term
-        self._has, self._waits, self._told = {}, {}, len(self.log)
-        self._heard_s = dict.fromkeys(head.voters, self.now_s())
-        self.world.elected(self)
+    @property
+    def head(self) -> Head | None:
+        return self.contender.head
 
     @property
     def leads(self) -> bool:
-        return self.head is not None and self.head.leads(self.now_s())
+        return self.contender.leads(self.now_s())
+
+    def _may_lead(self) -> None:
+        """Begin to, if it was elected."""
+        if self.head is not None and self.head.term != self.term:
+            self.term = self.head.term
+            self._has, self._waits, self._told = {}, {}, len(self.log)
+            self.world.elected(self)
 
     def tick(self) -> None:
-        if self.head is not None and self.head.fenced:
-            self.stand_by()
-        if self.head is not None:
-            self._tick_as_head(self.head)
-        elif self.candidate is not None:
-            self._tick_as_standby(self.candidate)
-
-    def _tick_as_head(self, head: Head) -> None:
+        self._may_lead()
         now_s = self.now_s()
-        live = {name for name, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S}
-        if self.leads:
-            head.vote(live & self.world.workers)
-            needs = self._told if self.world.acknowledges else 0
-            head.elect(one for one in live if self._has.get(one, -1) >= needs)
-        beat = head.beat(now_s)
-        for worker in self.world.workers:
-            self.say(worker, beat)
+        needs = self._told if self.world.acknowledges else 0
+        live = [name for name, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S]
+        electable = [one for one in live if self._has.get(one, -1) >= needs]
+        if (said := self.contender.tick(now_s, electable, self.world.random.random())) is not None:
+            for other in (self.world.workers | set(self.world.heads)) - {self.name}:
+                self.say(other, said)
+        self._may_lead()
+        if self.head is not None:
+            self._send_log(self.head)
+            self._answer()
+
+    def _send_log(self, head: Head) -> None:
         for one in self.world.heads:
             begins = self._has.get(one, 0)
             if one != self.name:
-                self.say(one, Log(beat, begins, tuple(self.log[begins : begins + 50])))
-        self._answer()
-
-    def _tick_as_standby(self, candidate: Candidate) -> None:
-        term = candidate.term
-        if (ask := candidate.ask(self.now_s(), self._patience_s)) is not None:
-            if candidate.term != term:
-                self._patience_s = LEASE_S * self.world.random.random()
-            for worker in self.world.workers:
-                self.say(worker, ask)
+                self.say(one, Log(head.term, begins, tuple(self.log[begins : begins + 50])))
 
     def hear(self, sender: int, what: Any) -> None:
-        if self.head is not None:
-            self._hear_as_head(self.head, sender, what)
-        elif self.candidate is not None:
-            self._hear_as_standby(self.candidate, sender, what)
-
-    def _hear_as_head(self, head: Head, sender: int, what: Any) -> None:
-        if isinstance(what, Fenced):
-            head.heard_of(what)
-            return
-        if isinstance(what, Log) and what.beat.term > head.term:
-            head.heard_of(Fenced(what.beat.term))
-            return
-        self._heard_s[sender] = self.now_s()
         match what:
-            case Promise():
-                head.promised(sender, what)
-            case Has(term, folds) if term == head.term:
+            case Beat() | Ask():
+                if (reply := self.contender.told(what, self.now_s())) is not None:
+                    self.say(sender, reply)
+            case Promise() | Vote() | NotYou() | Fenced():
+                self.contender.hear(sender, what, self.now_s())
+                self._may_lead()
+            case Log(term, begins, folds) if self.contender.begins(term):
+                if term > self.term:  # another head, whose log it has from the beginning
+                    self.term, self.log = term, []
+                if begins <= len(self.log):
+                    self.log[begins:] = folds if begins + len(folds) >= len(self.log) else self.log[begins:]
+                self.say(sender, Has(term, len(self.log)))
+            case Has(term, folds) if self.head is not None and term == self.head.term:
+                self._heard_s[sender] = self.now_s()
                 self._has[sender] = max(folds, self._has.get(sender, 0))
                 self._answer()
             case Pushed(number) if self.leads:
@@ -201,19 +178,3 @@ class Leading(Actor):
                 self._told = max(place, self._told)
                 self.say(worker, Answered(self.head.term, number))
                 del self._waits[worker]
-
-    def _hear_as_standby(self, candidate: Candidate, sender: int, what: Any) -> None:
-        match what:
-            case Log(beat, begins, folds) if beat.term >= candidate.term:
-                candidate.heard(beat, self.now_s())
-                if (term := beat.term) > self.term:  # another head, whose log it has from the beginning
-                    self.term, self.log = term, []
-                if begins <= len(self.log):
-                    self.log[begins:] = folds if begins + len(folds) >= len(self.log) else self.log[begins:]
-                self.say(sender, Has(term, len(self.log)))
-            case Vote():
-                candidate.voted(sender, what)
-                if (head := candidate.elected()) is not None:
-                    self.lead(head)
-            case Fenced() | NotYou():
-                candidate.refused(sender, what, self.now_s())

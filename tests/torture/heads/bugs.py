@@ -57,7 +57,16 @@ class WaitsForNoneLost(Head):
     """A standby that is lost is not waited for, though it may be elected."""
 
     def elect(self, standbys: Iterable[int]) -> None:
-        self.electable, self._dropped = frozenset(standbys), {}
+        super().elect(standbys)
+        self._dropped = {}
+
+
+class StaysAlone(Head):
+    """It leads without promises though it named a standby."""
+
+    def elect(self, standbys: Iterable[int]) -> None:
+        super().elect(standbys)
+        self.alone = True
 
 
 class ElectedByHalf(Candidate):
@@ -75,10 +84,11 @@ class ElectedByHalf(Candidate):
 PLANTED: dict[str, tuple[Parts, tuple[str, ...]]] = {
     "votes against its promise": (Parts(voter=Forgets), ("two heads", "an answer holds")),
     "follows any term": (Parts(voter=FollowsAny), ("two heads", "an answer holds")),
-    "elects whom no beat names": (Parts(voter=ElectsAny), ("an answer holds",)),
+    "elects whom no beat names": (Parts(voter=ElectsAny), ("two heads", "an answer holds")),
     "counts on a promise for too long": (Parts(head=CountsLong), ("two heads",)),
     "counts on a promise for ever": (Parts(head=NeverFenced), ("two heads",)),
     "all voters change at once": (Parts(head=ChangesAll), ("two heads", "an answer holds")),
+    "leads without promises": (Parts(head=StaysAlone), ("two heads",)),
     "does not wait for a lost standby": (Parts(head=WaitsForNoneLost), ("an answer holds",)),
     "is elected by half": (Parts(candidate=ElectedByHalf), ("two heads", "an answer holds", "a term is one head's")),
 }

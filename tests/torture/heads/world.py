@@ -64,14 +64,12 @@ class World:
         self._terms: dict[int, int] = {}
         self.actors: dict[int, Actor] = {}
         self.heads = list(range(1 + self.standbys))
+        first = parts.head(0, 1, {0})
         for name in self.heads:
-            self._starts(Leading(self, name, name % self._hosts))
+            self._starts(Leading(self, name, name % self._hosts, None if name else first))
         self.workers: set[int] = set()
         for _ in range(rng.randint(1, 6)):
             self._hire()
-        for name in self.heads[1:]:
-            self._leading(name).stand_by()
-        self._leading(0).lead(parts.head(0, 1, self.workers))
         self._stormy = rng.random() < 0.5  # head after head is lost for a while
         for _ in range(rng.randint(1, 6 if self._stormy else 25)):
             self.at(CHAOS_S * rng.random(), self._strikes)
@@ -220,10 +218,12 @@ class World:
     def _could_go_on(self) -> bool:
         """Whether one who may lead is there, and has most voters, as far as these know who votes."""
         lives = [one for one in self.actors.values() if one.lives]
-        lasts = {one.name: one.voter.last for one in lives if isinstance(one, Worker)}
+        lasts = {one.name: one.voter.last for one in lives if isinstance(one, Worker | Leading)}
         for one in lives:
             if isinstance(one, Leading):
                 leads = one.head is not None and not one.head.fenced
+                if leads and one.head is not None and one.head.alone:
+                    return True
                 would = {name: last for name, last in lasts.items() if leads or one.name in last.electable}
                 newest = max(would.values(), key=lambda last: (last.term, last.number), default=NONE)
                 if most(newest.voters, would):

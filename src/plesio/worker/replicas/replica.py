@@ -206,7 +206,11 @@ class Replica:
         if self._left_out is None:
             return {}
         own = {LEFT_OUT: self._left_out.memory}
-        return own if self._before is None else own | {BEFORE: (self._before if self.awaits_answer else self._left_out).memory}
+        return (
+            own
+            if self._before is None
+            else own | {BEFORE: (self._before if self.awaits_answer else self._left_out).memory}
+        )
 
     def take_up(self, own: dict[str, torch.Tensor]) -> None:
         """Go on with what `own` gave."""

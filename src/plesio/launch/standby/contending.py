@@ -1,0 +1,182 @@
+"""A process that may lead, among others: the head's or a standby's part in who is head.
+
+    one thread        what is to be said, four times a second  --> each voter's line
+    a thread a voter  what it answers                          --> `Contender`, under one lock
+    `Voting`          what others that may lead say            --> the same
+
+It publishes until when this process may fold and answer, whenever that changes, by `time.monotonic`, which all processes of this
+host share. The log is somebody else's business: he says which standbys have all of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from plesio.core.contender import Contender, Message, Reply
+from plesio.core.headship import Head
+from plesio.launch.standby.voter_line import VoterLine
+from plesio.launch.standby.voting import Voting, new_name
+from plesio.protocol.coding import ProtocolError, encode
+from plesio.protocol.headship import FromVoter, Place, Places, Votes
+from plesio.transport.wire import ConnectionLostError, Wire
+
+log = logging.getLogger("plesio")
+BEAT_S = 0.25
+"""How often it says what it has to say: seven times within the time that a head counts on a promise."""
+
+
+class Contending:
+    """One such process. All of it may be called by any thread.
+
+    Args:
+        leads: it is the head of a run that begins, or goes on by a human's word; else a standby.
+        publish: called with the time until which it may fold and answer if it hears nothing more: `inf` while no standby was
+            ever named, `-inf` where it is no head. A lock is held meanwhile: it has to return at once, and call nothing here.
+        elected: called with the term whenever this process becomes head, in one of the threads here: it has to return soon.
+        follows: called with the place of whoever else becomes head, or gets this process's vote, as `publish` is.
+        dial: makes a connection with a place (`plesio.launch.standby.voting.dials`).
+        name: a number that no other process ever has; None: a random one.
+        places: by name, where this and each other is that may lead, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        leads: bool,
+        *,
+        publish: Callable[[float], None],
+        elected: Callable[[int], None],
+        follows: Callable[[Place], None],
+        dial: Callable[[Place], Wire],
+        name: int | None = None,
+        places: Mapping[int, Place] | None = None,
+    ) -> None:
+        self.name = new_name() if name is None else name
+        # The term of a run that goes on has to be later than all that its workers have heard of. Terms do not grow faster than
+        # time does.
+        self._led = Head(self.name, int(time.time()), {self.name}) if leads else None
+        self._contender = Contender(self.name, time.monotonic(), self._led)
+        self._publish, self._elected = publish, elected
+        self._lock = threading.Lock()
+        self._lines: set[VoterLine] = set()
+        self._electable: frozenset[int] = frozenset()
+        self._places = dict(places or {})
+        self._soon, self._closed = threading.Event(), False
+        self._voting = Voting(self.name, (), dial, follows, self._told)
+        self.set_places(self._places)
+        threading.Thread(target=self._run, name="who leads", daemon=True).start()
+
+    # What others read and set
+
+    @property
+    def term(self) -> int:
+        """Of the head that it is, or the highest that it has seen as a standby."""
+        with self._lock:
+            return self._contender.term
+
+    @property
+    def leads_until_s(self) -> float:
+        """What was published last, or is about to be."""
+        with self._lock:
+            return self._contender.leads_until_s
+
+    @property
+    def awaits(self) -> frozenset[int]:
+        """The standbys that an answer waits for under `acknowledge="standby"`, by name; `ANYBODY` among them: for nobody who is
+        known, but for a moment."""
+        with self._lock:
+            return self._contender.awaits
+
+    def set_electable(self, names: Iterable[int]) -> None:
+        """These standbys, and no others, have all that was answered: from the next beat on they may be elected."""
+        with self._lock:
+            self._electable = frozenset(names)
+        self._soon.set()
+
+    def set_places(self, places: Mapping[int, Place]) -> None:
+        """By name, where this and each other is that may lead. All voters are told."""
+        with self._lock:
+            self._places = dict(places)
+            for line in self._lines:
+                line.say("places", encode(Places(self.name, self._places)))
+        self._voting.learn(place for name, place in places.items() if name != self.name)
+
+    def begins(self, term: int) -> bool:
+        """The log here is that of this head from now on. Say so before that of another is given up. False: a later head is
+        known, whose log this standby is to have."""
+        with self._lock:
+            return self._contender.begins(term)
+
+    def forgets(self) -> None:
+        """There is no log here for now: this standby may not be elected, whatever beats say."""
+        with self._lock:
+            self._contender.forgets()
+
+    # Voters
+
+    def add(self, wire: Wire) -> None:
+        """A voter connected, and proved itself."""
+        threading.Thread(target=self._serve, args=(VoterLine(wire),), name="a voter", daemon=True).start()
+
+    def _serve(self, line: VoterLine) -> None:
+        try:
+            voter = line.voter()
+            with self._lock:
+                line.say("places", encode(Places(self.name, self._places)))
+                self._lines.add(line)
+            line.run(lambda reply: self._hear(voter, reply))
+        except (ConnectionLostError, ProtocolError) as error:
+            log.debug("a voter is gone: %s", error)
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+
+    def _hear(self, voter: int, reply: FromVoter) -> None:
+        if isinstance(reply, Votes):
+            raise ProtocolError(f"voter {voter} said twice who it is")
+        with self._lock:
+            self._contender.hear(voter, reply, time.monotonic())
+            self._publish(self._contender.leads_until_s)
+        self._tell_if_elected()
+
+    def _told(self, message: Message, now_s: float) -> Reply | None:
+        """Another that may lead said this to the voter that is here."""
+        with self._lock:
+            reply = self._contender.told(message, now_s)
+            self._publish(self._contender.leads_until_s)
+        return reply
+
+    # In time
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._soon.clear()
+            with self._lock:
+                said = self._contender.tick(time.monotonic(), self._electable, random.random())
+                self._publish(self._contender.leads_until_s)
+                body = encode(said) if said is not None else b""
+                for line in self._lines:
+                    line.say("message", body)
+            self._tell_if_elected()
+            self._soon.wait(BEAT_S)
+
+    def _tell_if_elected(self) -> None:
+        with self._lock:
+            head = self._contender.head
+            news, self._led = head is not None and head is not self._led, head
+        if news and head is not None:
+            self._soon.set()  # the first beat: voters follow, and answers may leave
+            self._elected(head.term)
+
+    def close(self) -> None:
+        """Contend no more, and hang up on all."""
+        self._closed = True
+        self._soon.set()
+        self._voting.close()
+        with self._lock:
+            for line in self._lines:
+                line.cut()
