@@ -25,7 +25,7 @@ import msgspec
 from plesio.protocol.launcher import Failed, Finished, LoggedByWorker, StopRequest, Visited
 from plesio.tensors.region import Region
 
-PROTOCOL = 6
+PROTOCOL = 7
 """The version of what is said between hosts."""
 NO_TICKET = bytes(16)
 """What a newcomer shows."""
@@ -36,7 +36,7 @@ class Terms(msgspec.Struct, frozen=True):
     `Strategy.from_data` takes them; `trusts`: the head takes the structure of its model, which is code; `lenient`:
     the run goes on without a worker that raises; `stealing`: fast workers take more of the data;
     `servers`: hold the rows of tables; `by_round`: see `plesio.launch.job.Job`; `readers`: the port at
-    which the run is read, if it is."""
+    which the run is read, if it is; `standby`: its workers vote on who is head."""
 
     workers: int
     seats: int
@@ -51,6 +51,7 @@ class Terms(msgspec.Struct, frozen=True):
     servers: int = 1
     by_round: bool = False
     readers: int = 0
+    standby: bool = False
 
 
 class Knock(msgspec.Struct, tag=True, frozen=True):

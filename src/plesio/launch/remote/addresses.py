@@ -33,6 +33,10 @@ class Addresses:
         return " or ".join(f"{host}:{port}" for host, port in self._addresses)
 
     @property
+    def all(self) -> list[tuple[str, int]]:
+        return list(self._addresses)
+
+    @property
     def now(self) -> tuple[str, int]:
         """Where the head answered last."""
         return self._addresses[0]

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from plesio.launch.newest import finished, say
 from plesio.launch.remote import torchrun
 from plesio.launch.remote.cores import local_rank, processes_here, threads_among
 from plesio.launch.remote.find import LOOPBACK, RunPlace, given_token, place, token_of
+from plesio.launch.remote.following import Following
 from plesio.launch.remote.head import START_S, HeadAddress, start_head
 from plesio.launch.remote.link import WorkerLink, persist, refusal
 from plesio.launch.remote.rank import RankContext
@@ -40,10 +41,9 @@ from plesio.strategy import Strategy
 from plesio.strategy.recipes import DEFAULT
 from plesio.transport import secure
 from plesio.transport.channel import Channel, ChannelClosedError
-from plesio.transport.connect import connect, connect_here
+from plesio.transport.connect import connect_here
 from plesio.transport.island_group import broke
 from plesio.transport.limits import SEAT_S
-from plesio.transport.wire import Wire
 from plesio.worker.randomness.seeding import seed_everything
 from plesio.worker.warn import warn, warn_no_more
 from plesio.worker.worker import Worker, taking_part
@@ -144,14 +144,7 @@ def join(
     find = _finder(where, token, start)
 
     addresses = where.addresses
-
-    def dial(ticket: bytes) -> Wire:
-        head = find()  # it may be another by now
-        given = head.token, head.credentials or credentials, ticket
-        if not where.others:
-            return connect(head.host, head.port, *given)
-        return addresses.at_one(lambda host, port, timeout_s: connect(host, port, *given, timeout_s))
-
+    following = Following(find, addresses if where.others else None, credentials)
     leader, store = None, None
     if ranks is not None and ranks.rank:
         leader, store = ranks.heard(rejoin_s + START_S)
@@ -160,14 +153,16 @@ def join(
 
     def enter() -> NeighbourContext | RemoteContext:
         head = find()
-        context, port = joined(head)
-        if port:
+        context, terms = joined(head)
+        if port := terms.readers:
             host = addresses.now[0] if where.others else head.host
             context.read_at = place_of(host, port, head.token, head.credentials or credentials, where.far)
+        if terms.standby:
+            following.vote()
         return context
 
-    def joined(head: HeadAddress) -> tuple[NeighbourContext | RemoteContext, int]:
-        """As which worker it takes part, and the port at which the run is read."""
+    def joined(head: HeadAddress) -> tuple[NeighbourContext | RemoteContext, remote.Terms]:
+        """As which worker it takes part, and in what run."""
         near = None if where.far else connect_here(head.host, head.port, head.token)
         if near is not None:
             return _beside(near, knock, head.host)
@@ -176,8 +171,8 @@ def join(
                 f"{knock.who} is rank {knock.place} of worker {leader.worker}, whose rank 0 is on the head's own host and it is "
                 "not: PLESIO_JOIN=tcp://HOST:PORT has all ranks go over the network"
             )
-        link = WorkerLink(dial, knock, rejoin_s)
-        return (RemoteContext if ranks is None else RankContext)(link), link.seated.terms.readers
+        link = WorkerLink(following.dial, knock, rejoin_s)
+        return (RemoteContext if ranks is None else RankContext)(link), link.seated.terms
 
     target = f"the head at {addresses}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
@@ -189,7 +184,7 @@ def join(
     here = processes_here(context.workers, beside)
     leaving = LeavingBySignal(lambda: context.island.tell_to_leave(), leave_s, (signal.SIGTERM, signal.SIGINT))
     try:
-        with threads_among(here), leaving, _group(context, ranks, store):
+        with closing(following), threads_among(here), leaving, _group(context, ranks, store):
             worker = Worker(context)
             with taking_part(worker):
                 yield worker
@@ -305,7 +300,7 @@ class NeighbourContext(ProcessContext):
         self.hang_up()
 
 
-def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> tuple[NeighbourContext, int]:
+def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> tuple[NeighbourContext, remote.Terms]:
     """The context of a worker on the server's own host, which is at the other end of the connection."""
     launcher: Channel[Any] = Channel(connection, remote.ToProxy, "the launcher")
     launcher.send(knock)
@@ -330,4 +325,4 @@ def _beside(connection: socket.socket, knock: remote.Knock, host: str) -> tuple[
     context.ticket = seated.ticket
     context.lenient, context.by_round = terms.lenient, terms.by_round
     context._shows = terms.evaluates or terms.by_round
-    return context, terms.readers
+    return context, terms

@@ -33,7 +33,8 @@ class Contending:
     """One such process. All of it may be called by any thread.
 
     Args:
-        leads: it is the head of a run that begins, or goes on by a human's word; else a standby.
+        leads: it is the head of a run that begins, or that goes on though nobody else could be elected (`awaits` nobody); else
+            a standby. `after`: the last term that it knows of.
         publish: called with the time until which it may fold and answer if it hears nothing more: `inf` while no standby was
             ever named, `-inf` where it is no head. A lock is held meanwhile: it has to return at once, and call nothing here.
         elected: called with the term whenever this process becomes head, in one of the threads here: it has to return soon.
@@ -53,11 +54,12 @@ class Contending:
         dial: Callable[[Place], Wire],
         name: int | None = None,
         places: Mapping[int, Place] | None = None,
+        after: int = 0,
     ) -> None:
         self.name = new_name() if name is None else name
-        # The term of a run that goes on has to be later than all that its workers have heard of. Terms do not grow faster than
-        # time does.
-        self._led = Head(self.name, int(time.time()), {self.name}) if leads else None
+        # Workers of a run that goes on may have heard of terms that nobody here knows. Those do not grow as fast as time does.
+        term = max(after + 1, int(1000 * time.time()))
+        self._led = Head(self.name, term, {self.name}) if leads else None
         self._contender = Contender(self.name, time.monotonic(), self._led)
         self._publish, self._elected = publish, elected
         self._lock = threading.Lock()
