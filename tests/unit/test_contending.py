@@ -210,8 +210,7 @@ def test_a_voter_proves_itself_at_the_door() -> None:
     net = Net()
     with closing(Leading(net, leads=True)) as head, socket.create_server(("127.0.0.1", 0)) as knocked_at:
         door: Channel[FromDoor] = Channel(ours, FromDoor, "the door")
-        listens = Door(Channel(theirs, FromDoor, "the head"), [knocked_at], token)
-        inside = threading.Thread(target=listens.run, daemon=True)
+        inside = threading.Thread(target=Door(Channel(theirs, FromDoor, "the head"), [knocked_at], token).run)
         inside.start()
         place, follows = knocked_at.getsockname()[:2], list[Place]()
         with closing(Voting(new_name(), [place], dials(token, None), follows.append)):
@@ -222,6 +221,7 @@ def test_a_voter_proves_itself_at_the_door() -> None:
             until(lambda: follows == [place])
         door.close()
         inside.join()
+        theirs.close()
 
 
 @pytest.mark.parametrize("said", [b"\xc1", b"", encode(["Beat", 1])])

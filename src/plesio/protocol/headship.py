@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from plesio.core.headship import Ask, Beat, Fenced, NotYou, Promise, Vote
 
-Place = tuple[str, int]
+Place = tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=65536)]]
 """A host and a port."""
 
 

@@ -183,24 +183,25 @@ def join(
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
     leaving = LeavingBySignal(lambda: context.island.tell_to_leave(), leave_s, (signal.SIGTERM, signal.SIGINT))
-    try:
-        with closing(following), threads_among(here), leaving, _group(context, ranks, store):
-            worker = Worker(context)
-            with taking_part(worker):
-                yield worker
-    except Exception as error:
-        reason = context.reason() if isinstance(error, ServerLostError) else None
-        if reason is not None:
-            raise reason from error
-        if context.refused or (ranks is not None and broke(error)):  # another rank ended, which is told for itself
+    with closing(following):
+        try:
+            with threads_among(here), leaving, _group(context, ranks, store):
+                worker = Worker(context)
+                with taking_part(worker):
+                    yield worker
+        except Exception as error:
+            reason = context.reason() if isinstance(error, ServerLostError) else None
+            if reason is not None:
+                raise reason from error
+            if context.refused or (ranks is not None and broke(error)):  # another rank ended, which is told for itself
+                context.drop()
+            else:
+                context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
+            raise
+        except BaseException:
             context.drop()
-        else:
-            context.over(Failed(type(error).__name__, words_of(error), traceback_of(error), is_own(error)))
-        raise
-    except BaseException:
-        context.drop()
-        raise
-    context.over()
+            raise
+        context.over()
     if where.starts:
         find().wait()
 

@@ -1,6 +1,6 @@
 """A process that may lead, among others: the head's or a standby's part in who is head.
 
-    one thread        what is to be said, four times a second  --> each voter's line
+    one thread        what is to be said, now and then         --> each voter's line
     a thread a voter  what it answers                          --> `Contender`, under one lock
     `Voting`          what others that may lead say            --> the same
 
@@ -26,7 +26,9 @@ from plesio.transport.wire import ConnectionLostError, Wire
 
 log = logging.getLogger("plesio")
 BEAT_S = 0.25
-"""How often it says what it has to say: seven times within the time that a head counts on a promise."""
+"""How often it says what it has to say: six times within the time that a head counts on a promise."""
+LOOK_S = 0.05
+"""How often a standby looks whether its head is lost, and, if so, asks."""
 
 
 class Contending:
@@ -155,16 +157,20 @@ class Contending:
     # In time
 
     def _run(self) -> None:
+        said_s = 0.0
         while not self._closed:
             self._soon.clear()
             with self._lock:
-                said = self._contender.tick(time.monotonic(), self._electable, random.random())
+                now_s = time.monotonic()
+                said = self._contender.tick(now_s, self._electable, random.random())
+                leads = self._contender.head is not None
                 self._publish(self._contender.leads_until_s)
-                body = encode(said) if said is not None else b""
-                for line in self._lines:
-                    line.say("message", body)
+                if said is not None or now_s - said_s >= BEAT_S:  # else a standby that has nothing to say
+                    said_s = now_s
+                    for line in self._lines:
+                        line.say("message", encode(said) if said is not None else b"")
             self._tell_if_elected()
-            self._soon.wait(BEAT_S)
+            self._soon.wait(BEAT_S if leads else LOOK_S)
 
     def _tell_if_elected(self) -> None:
         with self._lock:

@@ -18,10 +18,11 @@ from contextlib import closing
 
 from plesio.core.contender import Message, Reply
 from plesio.core.headship import Promise, Vote, Voter
-from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.errors import PlesioError
+from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.headship import Place, Places, ToVoter, Votes
 from plesio.transport.connect import connect
-from plesio.transport.secure import VOTES, Credentials, ProofError
+from plesio.transport.secure import VOTES, Credentials
 from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, Wire
 
 log = logging.getLogger("plesio")
@@ -91,7 +92,7 @@ class Voting:
                 with closing(self._dial(place)) as wire:
                     if not self._talk(wire, place):
                         return
-            except (OSError, ConnectionLostError, ProtocolError, ProofError) as error:
+            except (OSError, ValueError, ConnectionLostError, PlesioError) as error:  # one may know a wrong address
                 log.debug("no votes at %s:%d: %s", *place, error)
             self._closed.wait(RETRY_S)
 
