@@ -42,8 +42,9 @@ class Contending:
         elected: called with the term whenever this process becomes head, in one of the threads here: it has to return soon.
         follows: called with the place of whoever else becomes head, or gets this process's vote, as `publish` is.
         dial: makes a connection with a place (`plesio.launch.standby.voting.dials`).
-        name: a number that no other process ever has; None: a random one.
-        places: by name, where this and each other is that may lead, as far as it is known.
+
+    Attributes:
+        name: a random number, that no other process has.
     """
 
     def __init__(
@@ -54,11 +55,9 @@ class Contending:
         elected: Callable[[int], None],
         follows: Callable[[Place], None],
         dial: Callable[[Place], Wire],
-        name: int | None = None,
-        places: Mapping[int, Place] | None = None,
         after: int = 0,
     ) -> None:
-        self.name = new_name() if name is None else name
+        self.name = new_name()
         # Workers of a run that goes on may have heard of terms that nobody here knows. Those do not grow as fast as time does.
         term = max(after + 1, int(1000 * time.time()))
         self._led = Head(self.name, term, {self.name}) if leads else None
@@ -67,10 +66,9 @@ class Contending:
         self._lock = threading.Lock()
         self._lines: set[VoterLine] = set()
         self._electable: frozenset[int] = frozenset()
-        self._places = dict(places or {})
+        self._places: dict[int, Place] = {}
         self._soon, self._closed = threading.Event(), False
         self._voting = Voting(self.name, (), dial, follows, self._told)
-        self.set_places(self._places)
         threading.Thread(target=self._run, name="who leads", daemon=True).start()
 
     # What others read and set
