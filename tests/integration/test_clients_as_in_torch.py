@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 import plesio as ps
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.clients.lent import LeasedClients
+from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
+from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.state import WorkerState
 from support import remote
 
@@ -509,16 +512,17 @@ def test_a_worker_that_lost_its_seat_goes_on_in_the_round_that_the_run_is_in() -
             used.lose()
             state.version += 4
 
-    exchange = SimpleNamespace(
-        strategy=ps.fedavg(), in_rounds=True, taken=True, client_steps=0, begin_client=lambda: None,
-        end_client=lambda samples: True, end_round=end_round,
+    exchange = Mock(
+        ClientExchange, strategy=ps.fedavg(), in_rounds=True, taken=True, client_steps=0, begin_client=lambda: None,
+        end_client=lambda samples: True, end_round=end_round, used=used,
     )  # fmt: skip
     context = SimpleNamespace(
         rank=0, workers=1, seed=0, state=state, lenient=False, by_round=False, lease=lease, now_s=lambda: 0.0,
         visited=told.extend,
     )  # fmt: skip
-    clients = ps.Clients(DATA, SPLIT, per_round=4, rounds=9)
-    lent = LeasedClients(clients, context, exchange, used, nn.Linear(1, 1), lambda round: None)  # type: ignore[arg-type]
+    clients, model = ps.Clients(DATA, SPLIT, per_round=4, rounds=9), nn.Linear(1, 1)
+    lent = LeasedClients(clients, context, [])  # type: ignore[arg-type]
+    lent.begun(Taking(model, torch.optim.SGD(model.parameters())), exchange)
     rounds = [client.round for client in lent]
     assert rounds == [round for round in (0, 1, 2, 7, 8) for _ in range(4)]
     assert [one.round for one in told] == [round for round in (0, 1, 7, 8) for _ in range(4)]

@@ -175,8 +175,8 @@ FAULTS = (
     ),
     Fault(
         "core/sequencer.py",
-        "sequencer.phases = Phases(strategy, state.phase, state.version)",
-        "sequencer.phases = Phases(strategy, 0, state.version)",
+        "sequencer.switching = Switching(strategy, state.phase, state.version)",
+        "sequencer.switching = Switching(strategy, 0, state.version)",
         "a run that was switched resumes under the strategy that it began with",
     ),
     Fault(

@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 import plesio as ps
 from plesio.protocol.journal import read_journal
 from plesio.transport.client_states import BEGIN, ClientStates
+from plesio.worker.clients.lent import LeasedClients
 from support.loops import CLASSES, FEATURES, data
 
 CLIENTS, PER_ROUND = 8, 4
@@ -57,8 +58,7 @@ def train(worker: ps.Worker, rounds: int, log: str = os.devnull, rest_s: float =
 
 
 def _die_when(worker: ps.Worker, dies: str) -> None:
-    clients = worker._clients
-    assert clients is not None
+    (clients,) = (one for one in worker._able if isinstance(one, LeasedClients))
     assert clients._kept is not None
     leave = clients._kept.leave
 

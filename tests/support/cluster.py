@@ -192,7 +192,7 @@ class Cluster:
         self.deliver_event(Ticked())
 
     def switch(self, worker: int, dial: int) -> None:
-        self.deliver_event(Switched(dial % len(self.sequencer.phases.whole.phases)))
+        self.deliver_event(Switched(dial % len(self.sequencer.switching.whole.phases)))
 
     def wait(self, worker: int, dial: int) -> None:
         self.now_s += dial * 0.5

@@ -304,7 +304,7 @@ class Reborn(Server):
         self.model, self._buffer = Model.restore(self.model.state()), []
         self._boundary()
         self.survivor = self.world.parts.survivor(self.model, self._buffer, self._boundary)
-        self._laid_out_for = self.sequencer.phases.whole.phases[phase]
+        self._laid_out_for = self.sequencer.switching.whole.phases[phase]
         self.world.oracle.model = self.model
 
     def _hold(self, payload: int) -> None:

@@ -51,7 +51,7 @@ def test_fast_workers_take_the_data_of_others_only_where_nobody_keeps_step() -> 
     assert run.lease(0, most=1) == ((0, 1),)
     for worker in (0, 1, 2, 0, 1):
         run.push(worker)
-    assert run.sequencer.phases.strategy == sync_sgd()
+    assert run.sequencer.switching.strategy == sync_sgd()
     assert run.lease(0, most=9) == ()
 
 
@@ -61,8 +61,8 @@ def test_a_run_goes_on_from_a_checkpoint_in_the_phase_that_it_was_in() -> None:
     for worker in range(3):
         run.push(worker)
     again = Sequencer.restore(strategy, 3, run.sequencer.state())
-    assert again.phases.strategy == async_sgd()
-    assert again.phases.due_at == 3
+    assert again.switching.strategy == async_sgd()
+    assert again.switching.due_at == 3
 
 
 def shuffled(seed: int) -> Strategy:

@@ -144,10 +144,10 @@ class Switched(msgspec.Struct, frozen=True, array_like=True, tag="H", gc=False):
 
 
 class RoundBegins(msgspec.Struct, frozen=True, array_like=True, tag="B", gc=False):
-    """The next round may begin. From the first one that is told, each round waits for another. `clients`: those that may be drawn
-    from the next round on; empty: all; None: those of before."""
+    """The next round may begin. From the first one that is told, each round waits for another. `chosen`: the items that may be
+    drawn from the next round on; empty: all; None: those of before."""
 
-    clients: tuple[int, ...] | None = None
+    chosen: tuple[int, ...] | None = None
 
 
 class GivenUp(msgspec.Struct, frozen=True, array_like=True, tag="G", gc=False):

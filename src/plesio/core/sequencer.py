@@ -45,7 +45,7 @@ from plesio.core.folds import Folds, Pending
 from plesio.core.leases import Batch, DataLeases, LeasesState
 from plesio.core.membership import Membership, MembershipState, Seat
 from plesio.core.row_requests import RowRequests
-from plesio.core.switching import Phases
+from plesio.core.switching import Switching
 from plesio.strategy import Strategy
 from plesio.strategy.questions import Arrival
 
@@ -99,7 +99,7 @@ class Sequencer:
         self.leases = leases or DataLeases(workers, stealing=False)
         self.stealing = self.leases.stealing
         """Whether fast workers take more of the data, by rules that are not in lock step."""
-        self.phases = Phases(strategy)
+        self.switching = Switching(strategy)
         self._sender = -1  # whose event is being dealt with
         self._now_s = 0.0  # when it came
         self.held: list[Seat] | None = None
@@ -137,7 +137,7 @@ class Sequencer:
     def state(self) -> SequencerState:
         """What a checkpoint keeps, together with the parameters at `version`; to be asked between two events."""
         unfolded = [batch for one in self._pending for batch in one.batches]
-        return SequencerState(self.version, self.members.state(), self.leases.state(unfolded), self.phases.now)
+        return SequencerState(self.version, self.members.state(), self.leases.state(unfolded), self.switching.now)
 
     @classmethod
     def restore(
@@ -162,21 +162,21 @@ class Sequencer:
         sequencer = cls(strategy, workers, leases, silence_s)
         sequencer.version = state.version
         sequencer.members = Membership.restore(state.members, silence_s)
-        sequencer.phases = Phases(strategy, state.phase, state.version)
+        sequencer.switching = Switching(strategy, state.phase, state.version)
         sequencer._begin()
         return sequencer
 
     def gone_back(self, state: SequencerState) -> Self:
         """One that continues in its place from a checkpoint."""
         silence_s, workers = self.members.silence_s, state.leases.workers
-        sequencer = self.restore(self.phases.whole, workers, state, self.stealing, silence_s)
+        sequencer = self.restore(self.switching.whole, workers, state, self.stealing, silence_s)
         sequencer.leases.lone = self.leases.lone
         return sequencer
 
     @property
     def strategy(self) -> Strategy:
         """The one whose rules hold."""
-        return self.phases.strategy
+        return self.switching.strategy
 
     @property
     def unfolded(self) -> list[Pushed]:
@@ -448,7 +448,7 @@ class Sequencer:
 
     def _round_begins(self, event: events.RoundBegins) -> None:
         """The last version was looked at: those who wait go on."""
-        self.leases.choose(event.clients)
+        self.leases.choose(event.chosen)
         self._looked_at = True
         held, self.held = self.held or (), None
         for seat in held:
@@ -486,7 +486,7 @@ class Sequencer:
             self.version += 1
             missing = self._missing_weight(counting) if self._by_work else 0.0
             self._effects.append(self._folds.of(self.version, counting, missing))
-            if self.version >= self.phases.due_at and self.phases.due(self.version, self._now_s):
+            if self.version >= self.switching.due_at and self.switching.due(self.version, self._now_s):
                 self.draining = True
             for one in counting:
                 if one.batches:
@@ -525,7 +525,7 @@ class Sequencer:
                 self._grant(seat)
 
     def _switched(self, event: events.Switched) -> None:
-        self.draining = self.phases.ask(event.phase, self._now_s)
+        self.draining = self.switching.ask(event.phase, self._now_s)
         self._settle()
 
     def _switch(self) -> None:
@@ -533,7 +533,7 @@ class Sequencer:
         if self._pending:
             self._fold()
         assert not self._pending and self.members.waiting == len(self.members.seats), "the run is drained"
-        self._effects += self.phases.begin(self._now_s)
+        self._effects += self.switching.begin(self._now_s)
         self.draining = False
         self._begin()
         self.members.begin_anew(self.version)

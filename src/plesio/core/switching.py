@@ -22,16 +22,16 @@ from plesio.core.events import Switch
 from plesio.strategy import Strategy
 
 
-class Phases:
-    """Those of one run.
+class Switching:
+    """Of one run.
 
     Attributes:
-        now: the one that it is in.
+        now: the phase that it is in.
         following: the one that it is drained for; None: it is not.
         due_at: the version at which another begins.
 
     >>> from plesio.strategy.recipes import async_sgd, phases, sync_sgd
-    >>> one = Phases(phases(sync_sgd(), (100, async_sgd())))
+    >>> one = Switching(phases(sync_sgd(), (100, async_sgd())))
     >>> one.due_at, one.strategy.name, one.following
     (100, 'sync_sgd', None)
     >>> one.due(100, now_s=5.0), one.following

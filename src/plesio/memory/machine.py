@@ -41,8 +41,8 @@ EVALUATOR, ENGINE, READERS = -1, -2, -3
 
 
 class Machine(Memory):
-    """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next. `rows`: of
-    tables, if other processes hold them. `log`: what another process goes on from when this one dies."""
+    """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next.
+    `rows`: of tables, if other processes hold them. `log`: what another process goes on from when this one dies."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class SwitchRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class BeginRound(msgspec.Struct, tag=True, frozen=True):
-    """The launcher to the server: the version was looked at; `clients` as in `plesio.core.events.RoundBegins`."""
+    """The launcher to the server: the version was looked at; `clients` as `chosen` in `plesio.core.events.RoundBegins`."""
 
     clients: tuple[int, ...] | None
 

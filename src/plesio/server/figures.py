@@ -34,7 +34,7 @@ class Figures:
     def final(self, now_s: float, lies: Lies = NOWHERE, model: Described | None = None) -> Final:
         """All the run cost; the weights of `model` are at `lies`."""
         program, meter, memory = self._program, self._meter, self._program.memory
-        whole, leases = program.sequencer.phases.whole, program.sequencer.leases
+        whole, leases = program.sequencer.switching.whole, program.sequencer.leases
         totals = replace(
             self._totals(exact=True),
             strategy=whole.name,
@@ -57,7 +57,7 @@ class Figures:
         meter, timeline = self._meter, self._meter.lately(now_s, window_s)
         made = [one.steps for one in timeline if one.steps]
         return Lately(
-            phase=self._program.sequencer.phases.now,
+            phase=self._program.sequencer.switching.now,
             timeline=timeline,
             workers=tuple(one.summary() for one in meter.seated if not one.left),
             steps=sum(made),
@@ -77,7 +77,7 @@ class Figures:
             self._stale_told_s = now_s
             stale = {worker: dict(counts) for worker, counts in meter.stale().items()}
         waited_for, others = tuple(sequencer.waited_for[:LISTED_MAX]), len(seated) - len(listed)
-        return Standing(listed, others, waited_for, meter.ideal_share(now_s), stale, sequencer.phases.now)
+        return Standing(listed, others, waited_for, meter.ideal_share(now_s), stale, sequencer.switching.now)
 
     def _totals(self, exact: bool) -> Totals:
         """What was counted so far, and what is quickly summed up; `exact`: all that came of rows is counted."""

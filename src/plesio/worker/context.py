@@ -46,14 +46,13 @@ from plesio.worker.warn import listed, warn
 @dataclass(frozen=True)
 class Taking:
     """What a worker takes part with. `after_step`: what is done to the weights after each step; `frozen_too`: what the optimizer
-    holds may be unfrozen later; `own`: what is not shared; `clients`: its data are theirs."""
+    holds may be unfrozen later; `own`: what is not shared."""
 
     model: nn.Module
     optimizer: Optimizer
     after_step: AfterStep | None = None
     frozen_too: bool = False
     own: OwnPart | None = None
-    clients: bool = False
 
 
 class WorkerContext(Lessor, Protocol):
@@ -101,7 +100,7 @@ def introduction(
     row_tables = named_tables(model)
     own = given.own or OwnPart({})
     if given.own is not None:
-        own.check(strategy, judged=evaluates and not given.clients)
+        own.check(strategy, judged=evaluates)
     if row_tables:
         check_strategy(strategy, row_tables)
         tables.load_kernels()  # before training begins

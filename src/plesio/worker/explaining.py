@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from plesio.errors import ConfigurationError, PlesioError
-from plesio.worker.clients.lent import LeasedClients
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.warn import listed
 
@@ -37,9 +36,9 @@ EXPLAINED: tuple[tuple[type[Exception], str, str], ...] = (
 """The class of an error, words of it, and what is added."""
 
 
-def explain(error: Exception, loader: LeasedLoader | None, clients: LeasedClients | None) -> None:
-    """Add it. `loader`: whose iterators the loop has, one of which may have raised StopIteration; `clients`: one of which may
-    have had its turn."""
+def explain(error: Exception, loader: LeasedLoader | None, where: list[str]) -> None:
+    """Add it. `loader`: whose iterators the loop has, one of which may have raised StopIteration; `where`: what capabilities say
+    of where the loop was."""
     if isinstance(error, StopIteration) and loader is not None:
         error.args = (": ".join(filter(None, (str(error), ALL_TAKEN))),)
     elif loader is not None and loader.empty_pass and not isinstance(error, PlesioError):
@@ -47,8 +46,8 @@ def explain(error: Exception, loader: LeasedLoader | None, clients: LeasedClient
     for kind, words, more in EXPLAINED:
         if isinstance(error, kind) and words in str(error):
             error.args = (f"{error}{more}",)
-    if clients is not None and (client := clients.turn) is not None:
-        error.add_note(f"(in the turn of client {client.id}, round {client.round})")
+    for said in filter(None, where):
+        error.add_note(said)
 
 
 def refuse_synchronised(model: nn.Module) -> None:

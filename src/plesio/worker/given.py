@@ -1,4 +1,4 @@
-"""What `prepare` was given, sorted."""
+"""What `prepare` was given, sorted, and what it was told."""
 
 from __future__ import annotations
 
@@ -15,13 +15,27 @@ from plesio.errors import ConfigurationError
 from plesio.strategy.answers.answer import WHOLE
 from plesio.tables.converted import convert, large_dense
 from plesio.tables.module import named_tables
+from plesio.tensors.after_step import Change
 from plesio.tensors.model import OF_NO_MODULE, Models
 from plesio.tensors.several import Several
 from plesio.worker.clients.description import Clients
+from plesio.worker.context import WorkerContext
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.own_part import OwnPart, Share
 from plesio.worker.warn import listed, warn
 
 ALLOWED = "torch's modules, optimizers, schedulers and loaders, in any order, such as worker.prepare(model, optimizer, loader)"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How `prepare` is to do it: what it was told by keyword."""
+
+    after_step: Change | None
+    frozen_too: bool
+    share: Share | None
+    lets_writes_go: bool
+    tables: int | None
 
 
 @dataclass(frozen=True)
@@ -91,17 +105,20 @@ class Given:
             self.optimizers.remove(one)
         return empty
 
-    def check_own(self, names: Sequence[str], ranks: int) -> None:
-        """What is not shared has a place where it lasts."""
-        if ranks > 1:
+    def own_part(self, share: Share | None, context: WorkerContext) -> OwnPart | None:
+        """What is not shared; it has a place where it lasts."""
+        own = OwnPart.of(self.model, self.optimizer, share, bool(self.clients)) if share is not None else None
+        names, ranks = list(own.tensors) if own is not None else [], context.island.ranks
+        if names and ranks > 1:
             raise ConfigurationError(
                 f"prepare(share=...) and ranks={ranks}: the ranks of a worker would step {listed(names)} apart; use ranks=1"
             )
-        if any(one.state is None for one in self.clients):
+        if names and any(one.state is None for one in self.clients):
             raise ConfigurationError(
                 f"prepare(share=...) leaves {listed(names)} to each client, and nothing keeps that from one of its turns to the "
                 "next; say ps.Clients(..., state='keep')"
             )
+        return own
 
     def check_strategy(self, exchange: Exchange) -> None:
         """Clients are for strategies that exchange when one ends, and those are for clients, or for a loop's own data."""

@@ -75,7 +75,7 @@ class OwnLoops(Prepared):
         """
         if not WHOLE.holds(samples):
             raise ConfigurationError(f"worker.count({samples!r}): {WHOLE.words}")
-        if self._clients is not None:
+        if self._by_turns:
             raise ConfigurationError("worker.count beside clients: their samples are counted already")
         if self._used.late is None:
             self._used.late = self._state.steps > 0  # the first step came before its count
@@ -131,7 +131,7 @@ class OwnLoops(Prepared):
             StopRun: the run is over; let it pass.
         """
         exchange = self._exchange_for("contribute")
-        if self._clients is not None:
+        if self._by_turns:
             raise ConfigurationError("worker.contribute beside ps.Clients: a client contributes when its turn ends")
         if samples is not None and not WHOLE.holds(samples):
             raise ConfigurationError(f"worker.contribute(samples={samples!r}): {WHOLE.words}")

@@ -29,10 +29,12 @@ Share = str | Iterable[str] | Callable[[str, torch.Tensor], bool]
 
 @dataclass(frozen=True, eq=False)
 class OwnPart:
-    """These tensors by their names; of a tied one the first name. `homes`: where the buffers among them are held, and as what."""
+    """These tensors by their names; of a tied one the first name. `homes`: where the buffers among them are held, and as what.
+    `of_worker`: not of each of its clients."""
 
     tensors: Mapping[str, torch.Tensor]
     homes: Sequence[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = ()
+    of_worker: bool = True
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, share: Share, clients: bool = False) -> OwnPart | None:
@@ -67,7 +69,7 @@ class OwnPart:
             )
         tensors = list(own.values())
         homes = [(module._buffers, name, tensors[at]) for module, name, at in buffers_of(model, tensors)]
-        return cls(own, homes) if own else None
+        return cls(own, homes, not clients) if own else None
 
     @classmethod
     def named(cls, model: nn.Module, wanted: Container[str]) -> OwnPart:
@@ -84,7 +86,7 @@ class OwnPart:
 
     def check(self, strategy: Strategy, judged: bool) -> None:
         """Raise `ConfigurationError` unless workers step by themselves. `judged`: somebody is to be given a whole model."""
-        if judged:
+        if judged and self.of_worker:
             raise ConfigurationError(
                 f"evaluate= and on_round= are given one model, and prepare(share=...) leaves {listed(list(self.tensors))} to "
                 "each worker; leave them out, and measure in the training function"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,43 +10,29 @@ import torch
 import torch.distributed as dist
 
 from plesio.attachments.schedules import Scheduling
+from plesio.capabilities import those_with
 from plesio.errors import ConfigurationError
-from plesio.tensors.after_step import AfterStep, Applied, Change
+from plesio.tensors.after_step import AfterStep, Applied
 from plesio.tensors.model import device_of
 from plesio.worker.cancelling import check_before_layers
-from plesio.worker.clients.description import Clients
-from plesio.worker.clients.lent import LeasedClients
+from plesio.worker.capabilities import those_of
+from plesio.worker.capability import Capability
 from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
 from plesio.worker.data.source import is_stream, warn_of_processes
 from plesio.worker.data.use import DataUse
-from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.explaining import refuse_synchronised
-from plesio.worker.given import Given
+from plesio.worker.given import Given, How
 from plesio.worker.guards.exchanged import watch
 from plesio.worker.guards.guards import Guards
 from plesio.worker.metrics import Metrics
 from plesio.worker.optimizer import ExchangedOptimizer
-from plesio.worker.own_part import OwnPart, Share
 from plesio.worker.randomness.seeding import seed_device, step_seed
-from plesio.worker.row_gradients import warn_of_frozen, zero_rows_too
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.settings import go_on
-from plesio.worker.shared_tables import SharedTables
 from plesio.worker.warn import listed, warn
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How `prepare` is to do it: what it was told by keyword."""
-
-    after_step: Change | None
-    frozen_too: bool
-    share: Share | None
-    lets_writes_go: bool
-    tables: int | None
 
 
 class Prepared:
@@ -63,7 +49,9 @@ class Prepared:
         self._state = context.state
         self._exchange: Exchange | None = None
         self._loader: LeasedLoader | None = None
-        self._clients: LeasedClients | None = None
+        self._able: list[Capability] = []
+        self._stepped: tuple[Callable[[], None], ...] = ()  # what they do after a step
+        self._by_turns = False  # whether one of them counts and sends what the loop does
         self._prepared: dict[int, Any] = {}  # by the identity of what was given
         self._schedules: list[RunSchedule] = []
         self._used = DataUse()
@@ -82,16 +70,13 @@ class Prepared:
         given = Given.sorted(things)
         if self._exchange is None:
             given.check()
-            empty = given.convert(how.tables) if how.tables is not None else []
             self._take_part(given, how)
-            self._prepared |= {id(one): one for one in empty}
         else:
             self._prepare_more(given, self._exchange)
         for one in given.schedulers:
             if id(one) not in self._prepared:
-                by_round, place = self._clients is not None, len(self._schedules)
-                later = id(one.optimizer) not in self._prepared
-                schedule = RunSchedule(one, lambda: self._loader, self._state, by_round, place, later)
+                place, later = len(self._schedules), id(one.optimizer) not in self._prepared
+                schedule = RunSchedule(one, lambda: self._loader, self._state, self._by_turns, place, later)
                 self._prepared[id(one)] = schedule
                 self._schedules.append(schedule)
         return tuple(None if one is None else self._prepared[id(one)] for one in things)
@@ -115,10 +100,10 @@ class Prepared:
 
     def _take_part(self, given: Given, how: How) -> None:
         """Join the run with what was given."""
+        able = self._able = those_of(given, how, self._context, self._schedules)
+        self._stepped, self._by_turns = those_with(able, Capability.stepped), any(one.by_turns for one in able)
         model, optimizer = given.model, given.optimizer
-        own = OwnPart.of(model, optimizer, how.share, bool(given.clients)) if how.share is not None else None
-        if own is not None:
-            given.check_own(list(own.tensors), self.island.ranks)
+        own = given.own_part(how.share, self._context)
         self._begun = partial(self._state.trained_since, optimizer)
         self._judges = lambda: not any(one.training for one in given.modules)
         after = AfterStep.of(how.after_step) if how.after_step is not None else None
@@ -135,12 +120,11 @@ class Prepared:
         scheduling = self._state.attachments.of(Scheduling)
         scheduling.begin(optimizer)
         self._set_again = partial(go_on, optimizer, scheduling, self._schedules)
-        self._tables = SharedTables(model, self._state, self._context.inline)
-        taking = Taking(model, optimizer, after, how.frozen_too, own, bool(given.clients))
+        taking = Taking(model, optimizer, after, how.frozen_too, own)
         exchange, ours = self._context.join(taking, self._used)
         self._exchange = exchange
         exchange.lets_writes_go = how.lets_writes_go
-        if own is not None and self._state.before and not given.clients:
+        if own is not None and self._state.before and own.of_worker:
             warn(
                 f"worker {self.rank} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
                 "share= leaves out; load it from a file of the worker's own"
@@ -157,16 +141,15 @@ class Prepared:
             **{id(one): ExchangedOptimizer(one, exchange, guards, fetch, several) for one in given.optimizers},
             **{id(one): self._loader for one in others[:1]},
             **{id(one): self._parted(one, DataUse()) for one in [*others[1:], *streams]},
-            **{id(one): self._lent(one, model, own) for one in given.clients},
         }
-        for one in given.optimizers if self._tables.any else ():
-            self._prepared[id(one)].register_step_post_hook(self._tables.settle)
+        for one in able:
+            self._prepared |= one.begun(taking, exchange)
+        for part in given.optimizers:
+            for stepped in self._stepped:
+                self._prepared[id(part)].register_step_post_hook(stepped)
 
     def _watch(self, model: torch.nn.Module, exchange: Exchange, guards: Guards) -> None:
         """See what the loop does to the model."""
-        if exchange.rows is not None:
-            zero_rows_too(model)
-            warn_of_frozen(model)
         if exchange.may_cancel:
             check_before_layers(model, lambda: self._in_step and exchange.cancelled())
         if not exchange.any_optimizer:
@@ -179,16 +162,6 @@ class Prepared:
             go_on=self._set_again,
         )
 
-    def _lent(self, clients: Clients, model: torch.nn.Module, own: OwnPart | None) -> LeasedClients:
-        assert isinstance(self._exchange, ClientExchange), "a strategy by client has a server"
-        begins = self._begin_client
-        self._clients = LeasedClients(clients, self._context, self._exchange, self._used, model, begins, own)
-        return self._clients
-
-    def _begin_client(self, round: int) -> None:
-        for one in self._schedules:
-            one.begin_client(round)
-
     def _go_on(self) -> None:
         """The first batch: of a resumed run, what was read before counts, and schedules go to where they were."""
         assert self._loader is not None, "it gives the batch"
@@ -199,14 +172,7 @@ class Prepared:
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
-            if self.island.ranks > 1 and self._state.together == 1:
-                raise ConfigurationError(
-                    f"a {type(loader.dataset).__name__} has no numbered samples, of which each process of a worker could take "
-                    "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
-                    "of prepare and split its batches by worker.island.parts"
-                )
-            skipped = self._state.samples_before // self._state.together
-            return StreamLoader(loader, self.rank, self.workers, self._used, skipped, self.island.all_have)
+            return StreamLoader(loader, self.rank, self.workers, self._used, self._state, self.island)
         self._shared += 1
         seed = step_seed(self.seed, self._shared, 0)
         slices = lambda: self._state.parts  # noqa: E731

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
 
 from torch import nn
+from torch.optim import Optimizer
 
 from plesio.tables.module import Table, named_tables
+from plesio.worker.capability import Capability
+from plesio.worker.context import Taking
+from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.warn import warn
 
 
@@ -48,3 +53,16 @@ def warn_of_frozen(model: nn.Module) -> None:
                 "goes over parameters; call it on each table, with False, or with True if its rows are to step"
             )
             return
+
+
+class Tables(Capability):
+    """Of a worker whose model may have tables: that is known when it takes part. `empty`: optimizers that held nothing else."""
+
+    def __init__(self, empty: Sequence[Optimizer]) -> None:
+        self._empty = empty
+
+    def begun(self, taking: Taking, exchange: Exchange) -> Mapping[int, Any]:
+        if exchange.rows is not None:
+            zero_rows_too(taking.model)
+            warn_of_frozen(taking.model)
+        return {id(one): one for one in self._empty}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-
-from torch import nn
+from collections.abc import Sequence
+from typing import Any
 
 from plesio.errors import ConfigurationError
-from plesio.tensors.model import tables_in
+from plesio.worker.capability import Capability
 from plesio.worker.state import WorkerState
 
 
-class SharedTables:
+class SharedTables(Capability):
     """Those of one worker's model. A worker that dies, or whose step is not folded, leaves them as they were."""
 
-    def __init__(self, model: nn.Module, state: WorkerState, inline: bool) -> None:
-        self._tables = [] if inline else list(tables_in(model).values())  # in one process they would share what waits
-        self.any = bool(self._tables)
+    def __init__(self, tables: Sequence[Any], state: WorkerState) -> None:
+        self._tables = tables
         self._state, self._discarded = state, state.discarded
         if any(table.place.maker == os.getpid() for table in self._tables):
             raise ConfigurationError(
@@ -26,7 +25,7 @@ class SharedTables:
         for table in self._tables:
             table.waiting = []
 
-    def settle(self, *_: object) -> None:
+    def stepped(self, *_: object) -> None:
         counts = self._state.discarded == self._discarded
         for table in self._tables:
             for step in table.waiting if counts else ():

@@ -14,10 +14,10 @@ from plesio.tensors.after_step import Change
 from plesio.worker.data.source import SourceWrapper
 from plesio.worker.data.use import DataUse
 from plesio.worker.explaining import explain
+from plesio.worker.given import How
 from plesio.worker.guards.exchanged import unwatch
 from plesio.worker.own_loops import OwnLoops
 from plesio.worker.own_part import Share
-from plesio.worker.prepared import How
 from plesio.worker.rows_ahead import RowsAhead
 from plesio.worker.warn import warn_at_end
 
@@ -197,7 +197,8 @@ class Worker(OwnLoops, RowsAhead):
         except StepCancelled:
             assert self._exchange is not None, "only an exchange is cancelled"
             self._exchange.abandon()
-            self._tables.settle()
+            for stepped in self._stepped:
+                stepped()
         finally:
             self._in_step = False
 
@@ -333,7 +334,7 @@ class Worker(OwnLoops, RowsAhead):
         """The training function returned."""
         self._metrics.reach()
         self._metrics.flush()
-        for one in (self._loader, self._clients):
+        for one in (self._loader, *self._able):
             if one is not None:
                 one.leave()
         if self._exchange is not None:
@@ -355,7 +356,7 @@ class Worker(OwnLoops, RowsAhead):
             raise ConfigurationError(
                 "worker.reader(): the run has no readers; start it with readers=True. Simulated runs and replays have none"
             )
-        from plesio.reading.reader import Reader  # and with it the kernels of tables
+        from plesio.reading.reader import Reader  # and with it compiled kernels
 
         return Reader(self._context.read_at, f"worker {self.rank}", codec)
 
@@ -376,7 +377,7 @@ def taking_part(worker: Worker) -> Iterator[None]:
     except StopRun:
         worker._state.early = worker._state.leaving and not worker._state.stopped
     except Exception as error:
-        explain(error, worker._loader, worker._clients)
+        explain(error, worker._loader, [one.where() for one in worker._able])
         raise
     worker.end()
 

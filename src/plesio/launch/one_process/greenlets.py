@@ -49,6 +49,7 @@ from plesio.protocol.worker import (
     Hello,
     LeaseReply,
     LeaseRequest,
+    Need,
     Ready,
     RowsRequest,
 )
@@ -106,12 +107,9 @@ class Watcher:
         """Whether the step under way is known not to count."""
         return False
 
-    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
-        """A worker that is away asks for data and goes on, if that is `due`; whether it does."""
+    def ask_ahead(self, need: Need, due: bool = True) -> bool:
+        """A worker asks for something and goes on, if that is `due`; whether it does. For data only one that is away does."""
         return False
-
-    def ask_rows(self, request: RowsRequest) -> None:
-        """A worker asks for rows of tables ahead."""
 
     def goes_on(self) -> bool:
         """Whether the worker does after its next contribution, if it may."""
@@ -175,8 +173,8 @@ class GreenletWorker(Participation):
         self.logged = watcher.logged
         self.visited = watcher.visited
         self.stop = watcher.stop
-        self._send_ahead, self._goes_on = watcher.ask_ahead, watcher.goes_on
-        self.ask_rows = watcher.ask_rows
+        self.send_ahead = self._send_ahead = watcher.ask_ahead
+        self._goes_on = watcher.goes_on
         self.state.left_here = watcher.leaves
         self._train = train
         self._sources = sources

@@ -24,7 +24,7 @@ from plesio.tensors.model import load_structure
 from plesio.transport.ring import Ring
 from plesio.worker.exchanges.place import Home, Place, RowsPlace
 from plesio.worker.randomness.seeding import RandomState
-from plesio.worker.row_exchange import RowExchange
+from plesio.worker.row_exchange import RowExchange, check_strategy
 
 
 @contextmanager
@@ -64,13 +64,12 @@ class Seating:
         self._program.look()
         return self.memory.state_dict()
 
-    @property
-    def tables(self) -> dict[str, Table]:
-        rows = self.memory.rows if self._first is not None else None
-        if rows is None:
-            return {}
-        kept = rows.kept()
-        return {one.name: Table.of(one, kept[one.name]) for one in rows.specs}
+    def handed_over(self) -> tuple[dict[str, torch.Tensor], dict[str, Table]]:
+        """The model as it was left, and its tables."""
+        rows = self.memory.rows
+        kept = rows.kept() if rows is not None else {}
+        tables = {one.name: Table.of(one, kept[one.name]) for one in rows.specs} if rows is not None else {}
+        return self.state_dict, tables
 
     def seat(self, worker: GreenletWorker, now_s: float) -> bool:
         """Bring a worker up to where training can begin; False if its function ended before it took part."""
@@ -103,11 +102,14 @@ class Seating:
                 held=blocks.held,
                 state=partial(self.memory.state_for, worker.rank),
                 states=str(states.folder) if states is not None else "",
-                rows=RowsPlace(blocks.rows, wait, worker.ask_rows, bring) if blocks.rows else None,
+                rows=RowsPlace(blocks.rows, wait, worker.send_ahead, bring) if blocks.rows else None,
             )
         )
         if first:
             self._program.begin(self.memory, now_s)
+        assert worker.model is not None, "it introduced itself"
+        if tables := named_tables(worker.model):  # workers here ask a server, also where the strategy has none
+            check_strategy(self._program.sequencer.switching.whole, tables)
         return True
 
     def _check_own(self, worker: GreenletWorker) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, RowsWanted, Whereabouts, WorkerEvent
 from plesio.launch.one_process.greenlets import GreenletWorker, Peek, Request, StillTimer, Watcher
-from plesio.protocol.worker import LeaseReply, LeaseRequest, RowsRequest, RowsServed
+from plesio.protocol.worker import LeaseReply, LeaseRequest, Need, RowsRequest, RowsServed
 from plesio.transport.doorbell import Located
 from plesio.worker.data.use import DataUse
 
@@ -114,20 +114,20 @@ class RecordedWorker(Watcher):
             self.worker.kill()
         self.worker = self.request = None
 
-    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
-        """It did here, if that is the next that was heard of it."""
+    def ask_ahead(self, need: Need, due: bool = True) -> bool:
+        """For data it did here, if that is the next that was heard of it. For rows it did: where among what else it did that was
+        heard makes no difference to it."""
+        if isinstance(need, RowsRequest):
+            self.rows_asked = need
+            for event in [one for one in self.upcoming if isinstance(one, RowsWanted) and one.ahead][:1]:
+                self.forget(event)
+            return True
         following = self.upcoming[0] if self.upcoming else None
-        if not (isinstance(following, LeaseWanted) and following.ahead and answers(following, request)):
+        if not (isinstance(following, LeaseWanted) and following.ahead and answers(following, need)):
             return False
         self.upcoming.popleft()
         self.asked_ahead = True
         return True
-
-    def ask_rows(self, request: RowsRequest) -> None:
-        """Where among what else it did that was heard makes no difference to it."""
-        self.rows_asked = request
-        for event in [one for one in self.upcoming if isinstance(one, RowsWanted) and one.ahead][:1]:
-            self.forget(event)
 
     def forget(self, event: RowsWanted) -> None:
         """That is no longer to come."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import closing
 from math import inf
 
-from plesio.cluster import Cluster, Timetable
+from plesio.cluster import Cluster
 from plesio.config.evaluations import Due, pause_s
 from plesio.errors import WorkerLostError
 from plesio.launch.ctrl_c import CtrlC
@@ -37,29 +37,27 @@ from plesio.observe.summary import ALL_LEFT, TOLD, Evaluation, Incident
 from plesio.observe.summary import Logged as LoggedMean
 from plesio.protocol.journal import JournalWriter
 from plesio.protocol.launcher import RoundMade
-from plesio.protocol.worker import Contribution, LeaseRequest, Need, RowsRequest, Supply
+from plesio.protocol.worker import Contribution, Need, Supply
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.judge import Judge
 from plesio.server.recording import Recorder
 from plesio.strategy.answers import Server
-from plesio.tables.module import named_tables
 from plesio.transport.doorbell import Located
-from plesio.worker.row_exchange import check_strategy
 
 THREADS = 1  # the same bits on every machine, and steps as small as a simulation's are fastest so
 
 
 class VirtualTimer(StillTimer):
-    """A worker's own time: steps let it pass as its timetable says."""
+    """A worker's own time: a step that begins at some time lets as many seconds pass as `step_s` says."""
 
     paces = True
 
-    def __init__(self, timetable: Timetable) -> None:
-        self._timetable = timetable
+    def __init__(self, step_s: Callable[[float], float]) -> None:
+        self._own_step_s = step_s
         self._step_s = 0.0  # if it is another's than this worker's
 
     def rest(self, sleep: Callable[[float], object]) -> None:
-        self.time_s += self.part * (self._step_s or self._timetable.step_s(self.time_s))
+        self.time_s += self.part * (self._step_s or self._own_step_s(self.time_s))
 
     def takes(self, step_s: float) -> None:
         self._step_s = step_s
@@ -87,11 +85,11 @@ class SimulatedEngine:
         self._train = own_copies(job.function, job.config.workers)
         self.checkpointer = Checkpointer(job.keeping, job.config.strategy, job.config.workers, counts=True)
         self._recorder = Recorder(begun(job, THREADS)) if job.keeping.journal else None
-        own = zip(cluster.timetables(job.config.seeded), cluster.away, strict=True)
+        steps = [one.step_s for one in cluster.timetables(job.config.seeded)]
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
-            [_Participant(self, rank, *one) for rank, one in enumerate(own)],
+            [_Participant(self, rank, *own) for rank, own in enumerate(zip(steps, cluster.away, strict=True))],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
             limits=job.config.until.limits,
@@ -148,7 +146,7 @@ class SimulatedEngine:
             return outcome
         if self.job.evaluate is not None and not outcome.interrupted:
             self._judge(final.wall_s)
-        outcome.hands_over(self._seating.state_dict, self._seating.tables)
+        outcome.hands_over(*self._seating.handed_over())
         return outcome
 
     def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
@@ -163,8 +161,6 @@ class SimulatedEngine:
         seated = self._seating.seat(worker, self.run_of.clock.now_s)
         if not seated and worker.error is not None and self.job.config.on_worker_error == "raise":
             raise worker.error
-        if seated and worker.model is not None and (tables := named_tables(worker.model)):
-            check_strategy(self.job.config.strategy, tables)  # it steps by itself, and workers here ask a server
 
     def _evaluate(self, now_s: float) -> None:
         if not self.run_of.program.begun:
@@ -210,8 +206,8 @@ class _Participant(Watcher, Participant):
     Work is done at once: by the time a step is called off it is complete, and void.
     """
 
-    def __init__(self, engine: SimulatedEngine, rank: int, timetable: Timetable, away: bool) -> None:
-        self.timer = VirtualTimer(timetable)
+    def __init__(self, engine: SimulatedEngine, rank: int, step_s: Callable[[float], float], away: bool) -> None:
+        self.timer = VirtualTimer(step_s)
         self.away = away
         self._engine = engine
         self._rank = rank
@@ -238,13 +234,10 @@ class _Participant(Watcher, Participant):
             self._worker.kill()
             self._worker = None
 
-    def ask_ahead(self, request: LeaseRequest, due: bool) -> bool:
+    def ask_ahead(self, need: Need, due: bool = True) -> bool:
         if due:
-            self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, request)
+            self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, need)
         return due
-
-    def ask_rows(self, request: RowsRequest) -> None:
-        self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, request)
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
         self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))

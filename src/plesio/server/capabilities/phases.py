@@ -19,14 +19,14 @@ class PhaseChanges(Capability):
 
     @staticmethod
     def is_of(program: Serving) -> bool:
-        return bool(program.sequencer.phases.whole.plan)
+        return bool(program.sequencer.switching.whole.plan)
 
     def begun(self, resumed: bool, now_s: float) -> None:
-        phases = self.program.sequencer.phases
-        if phases.now and not resumed:  # it was asked for by now
-            self.program.memory.do(Switch(phases.now, 0.0))
-        if (chooses := phases.whole.chooses) is not None:
-            names = [one.name for one in phases.whole.phases]
+        switching = self.program.sequencer.switching
+        if switching.now and not resumed:  # it was asked for by now
+            self.program.memory.do(Switch(switching.now, 0.0))
+        if (chooses := switching.whole.chooses) is not None:
+            names = [one.name for one in switching.whole.phases]
             self.program.trouble(None, chooses.in_words(names, self.program.sequencer.workers))
 
     def joined(self, worker: int, now_s: float) -> None:
@@ -34,23 +34,23 @@ class PhaseChanges(Capability):
             self.program.recorder.keep(JournalWriter.note, ELSEWHERE.format(worker), now_s, worker)
 
     def answering(self, answer: Answer) -> None:
-        answer.phase = self.program.sequencer.phases.now
+        answer.phase = self.program.sequencer.switching.now
 
     def unsettled(self) -> bool:
-        return self.program.sequencer.phases.following is not None
+        return self.program.sequencer.switching.following is not None
 
     def _asked(self, asked: launcher.SwitchRequest, now_s: float) -> None:
         """The run is to go over to a phase, as soon as all have come to where they can."""
-        phase, phases = asked.phase, self.program.sequencer.phases
-        known = phases.whole.phases
+        phase, switching = asked.phase, self.program.sequencer.switching
+        known = switching.whole.phases
         if not 0 <= phase < len(known):
             names = ", ".join(f"{at} ({one.name})" for at, one in enumerate(known))
             raise StrategyError(f"phase {phase}: the run has {names}")
-        if phases.following is None and phase == phases.now:
+        if switching.following is None and phase == switching.now:
             return
         self._why = phase, asked.why
         self.program.receive(Switched(phase), now_s)
-        if phases.following is None:
+        if switching.following is None:
             self._why = -1, ""
 
     def _switch(self, switch: Switch) -> None:

@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import InitVar, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
-from torch import nn
 
 from plesio.attachments.counters import Counting
 from plesio.config.rules import BY_CLIENT, refuse
 from plesio.errors import ConfigurationError
 from plesio.observe.clients import Visit
 from plesio.protocol.worker import LeaseReply, LeaseRequest
+from plesio.worker.capability import Capability
 from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients, Evaluate
 from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.clients.turn import Client
-from plesio.worker.context import WorkerContext
-from plesio.worker.data.use import DataUse
+from plesio.worker.context import Taking, WorkerContext
 from plesio.worker.exchanges.by_client import ClientExchange
-from plesio.worker.own_part import OwnPart
+from plesio.worker.exchanges.exchange import Exchange
 from plesio.worker.randomness.seeding import seed_step
+from plesio.worker.schedule import RunSchedule
 from plesio.worker.warn import warn
 
 COUNTED = "clients"  # the counter of those that count, where there is a least number of them
 
 
 @dataclass(eq=False, repr=False)
-class LeasedClients:
-    """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one. `begins` is called with
-    the round of each client whose turn begins; `own`: what of the model is not shared."""
+class LeasedClients(Capability):
+    """This worker's clients; iterate it once. A loop that was left by `break` goes on in the next one. A client begins with
+    `schedules` where its round has them."""
 
     _clients: Clients
     _context: WorkerContext
-    _exchange: ClientExchange
-    _used: DataUse
-    _model: nn.Module
-    _begins: Callable[[int], None]
-    own: InitVar[OwnPart | None] = None
+    _schedules: Sequence[RunSchedule]
 
-    def __post_init__(self, own: OwnPart | None) -> None:
-        clients, context, exchange = self._clients, self._context, self._exchange
+    by_turns = True
+
+    def __post_init__(self) -> None:
+        self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
+        self._round = -1  # the loop has not begun
+        self._over = False
+
+    def begun(self, taking: Taking, exchange: Exchange) -> Mapping[int, Any]:
+        assert isinstance(exchange, ClientExchange), "a strategy by client has a server"
+        self._exchange, self._used, self._model = exchange, exchange.used, taking.model
+        clients, context = self._clients, self._context
         refuse(BY_CLIENT, exchange.strategy, clients)
         privacy = exchange.strategy.send.privacy
         self._places, self._rounds, self._accountant = clients.per_round, clients.rounds, None
@@ -55,22 +61,19 @@ class LeasedClients:
         self._drawn: tuple[int, list[int]] = (-1, [])
         self._choices: list[tuple[int, tuple[int, ...]]] = []  # as in `DataLeases`
         self._visits: list[Visit] = []  # of the round
-        self._open: tuple[Client, float] | None = None  # whose turn it is, and since when
-        self._round = -1  # the loop has not begun
         self._version = 0  # with which the round began
         self._losses = self._used.losses
         self._counted: int | None = None if context.state.version else 0  # before the round; None: not known
-        self._over = False
         exchange.between_clients = True
-        self._kept = KeptByClients(context.states, own, context.state) if clients.state is not None else None
+        self._kept = KeptByClients(context.states, taking.own, context.state) if clients.state is not None else None
+        return {id(clients): self}
 
     def __len__(self) -> int:
         """An equal share of all turns, rounded up."""
         return ceil(self._clients.per_round * self._clients.rounds / self._context.workers)
 
-    @property
-    def turn(self) -> Client | None:
-        return self._open[0] if self._open is not None else None
+    def where(self) -> str:
+        return f"(in the turn of client {self._open[0].id}, round {self._open[0].round})" if self._open else ""
 
     def __iter__(self) -> Iterator[Client]:
         self._end()  # of an iteration that was left
@@ -209,7 +212,8 @@ class LeasedClients:
         client = self._client(number, round)
         if client.kept is not None:
             self._exchange.begin_control(client.kept, len(self._drawn[1]), len(self._clients.split))
-        self._begins(round)
+        for one in self._schedules:
+            one.begin_client(round)
         self._open = client, self._context.now_s()
         with client.spared():
             self._judge(client)

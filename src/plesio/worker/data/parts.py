@@ -20,6 +20,8 @@ from plesio.worker.data.making import BatchMaker, whole_pass
 from plesio.worker.data.order import BatchOrder, slice_of
 from plesio.worker.data.source import SourceWrapper, as_loader, settings_of
 from plesio.worker.data.use import END, DataUse
+from plesio.worker.island import Island
+from plesio.worker.state import WorkerState
 
 
 @dataclass(eq=False, repr=False)
@@ -116,19 +118,26 @@ class SharedLoader(SourceWrapper):
 @dataclass(eq=False, repr=False)
 class StreamLoader(SourceWrapper):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's. The
-    part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. `skipped`
-    samples of it were used before the run was resumed: they are read, and left out. Where workers all-reduce, a pass that trains
-    ends when one of them has no more: `all_have` asks them."""
+    part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. What was used
+    before the run was resumed is read, and left out. Where workers all-reduce, a pass that trains ends when one of them has no
+    more."""
 
     _source: DataLoader[Any]
     rank: InitVar[int]
     _workers: int
     _used: DataUse
-    _skipped: int
-    _all_have: Callable[[bool], bool] = bool
+    state: InitVar[WorkerState]
+    island: InitVar[Island]
 
-    def __post_init__(self, rank: int) -> None:
+    def __post_init__(self, rank: int, state: WorkerState, island: Island) -> None:
         source, workers = self._source, self._workers
+        if island.ranks > 1 and state.together == 1:
+            raise ConfigurationError(
+                f"a {type(source.dataset).__name__} has no numbered samples, of which each process of a worker could take "
+                "its slice of a batch; with ranks= give prepare a data set with a length and items, or leave the stream out "
+                "of prepare and split its batches by worker.island.parts"
+            )
+        self._skipped, self._all_have = state.samples_before // state.together, island.all_have
         self._loader: DataLoader[Any] = DataLoader(
             _part(source.dataset, rank, workers),
             batch_size=source.batch_size,
