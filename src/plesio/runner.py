@@ -69,6 +69,8 @@ def run(
     servers: int = 1,
     checkpoint: Checkpoint | None = None,
     durability: str = "auto",
+    standby: int = 0,
+    acknowledge: str = "head",
     resume: str | Path | None = None,
     runs: str | Path | None = None,
     watch: Callable[[Live], object] | bool | str | None = None,
@@ -115,6 +117,10 @@ def run(
         checkpoint: how often to save the run, so that it can be resumed: `ps.Checkpoint(every_s=60)`.
         durability: what survives the server's death. process: everything, for a spare process goes on; none: the last
             checkpoint; auto: process where checkpoints are kept, the model has no tables, and it can be.
+        standby: how many standbys may follow the run's head from other hosts (plesio standby), to go on if its host dies. For
+            workers that join (plesio serve, ps.join): those of ps.run are on the host that dies.
+        acknowledge: who has a contribution by the time that its worker hears of it. head: the death of the head's host may
+            undo what no standby had; standby: all standbys have it, too.
         resume: the folder of an earlier run (or of its checkpoints) to continue: weights, the optimizer's state, the data
             not visited yet. In lock step the result is the same as without the interruption, bit for bit. The strategy and
             the number of workers may be others; the run says which state does not go on then. "newest", or the folder given

@@ -331,7 +331,10 @@ def test_invalid_arguments_are_refused_before_anything_starts(arguments: dict[st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"worker": 2}, r"^unknown argument of ps\.run 'worker'; known: checkpoint.*; did you mean 'workers'\?$"),
+        (
+            {"worker": 2},
+            r"^unknown argument of ps\.run 'worker'; known: acknowledge, .*; did you mean 'workers'\?$",
+        ),
         ({"workers": 2, "num_workers": 2}, r"unknown argument of ps\.run 'num_workers'; .* did you mean 'workers'\?"),
         ({"workers": 2, "gpus": 2}, r"unknown argument of ps\.run 'gpus'; .* did you mean 'workers'\?"),
     ],

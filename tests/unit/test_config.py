@@ -103,8 +103,10 @@ CHOSEN: dict[str, Any] = {
     "leave_s": 20.0,
     "threads": 2,
     "readers": "127.0.0.1:7171",
-    "servers": 2,
+    "servers": 1,
     "durability": "none",
+    "standby": 1,
+    "acknowledge": "standby",
     "checkpoint": ps.Checkpoint(every_s=30, keep=3),
     "resume": "runs/a",
     "runs": "runs",
@@ -122,6 +124,8 @@ DEFAULTS = {
     "leave_s": 30.0,
     "servers": 1,
     "durability": "auto",
+    "standby": 0,
+    "acknowledge": "head",
 }
 
 

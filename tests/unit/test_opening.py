@@ -49,7 +49,7 @@ def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.Mon
     lines: Any = [Mock(worker=number, gone=number == 1, finished=False, leaving=False) for number in range(3)]
     program, tables = Mock(begun=False), Mock()
     program.sequencer.workers, tables.lacking.return_value = 3, False
-    workers = worker_lines.WorkerLines(lines, Mock(), Turns(), Mock(), tables, Mock(), Mock())
+    workers = worker_lines.WorkerLines(lines, Mock(), Turns(), Mock(takes_over=False), tables, Mock(), Mock())
     workers.serve(program)
     workers.proceed()
     turns = [(name, given[0]) for name, given, _ in program.method_calls if name in ("left", "joined")]

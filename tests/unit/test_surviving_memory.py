@@ -102,7 +102,7 @@ class Server:
         self.case, self.log = case, log
         hellos = [hello(worker, case) for worker in range(WORKERS)]
         self.blocks = Blocks(case.strategy, WORKERS, hellos, False, seats=SEATS, survives=log is not None)
-        self.machine = Machine(self.blocks, log=log)
+        self.machine = self.machine_of()
         source = torch.Generator().manual_seed(1)
         for view in self.blocks.ring[0].views:
             view.copy_(torch.randn(view.shape, generator=source) if view.is_floating_point() else view)
@@ -115,6 +115,9 @@ class Server:
         self.sums: list[Any] = []
         for worker in range(WORKERS):
             self.act(Act("join", worker, 0))
+
+    def machine_of(self) -> Machine:
+        return Machine(self.blocks, log=self.log)
 
     def once(self, do: Callable[[], Any]) -> Any:
         return do() if self.log is None else self.log.once(do)

@@ -17,7 +17,13 @@ import yaml
 from plesio.cli.main import commands, main
 
 LEAVE_S = 30.0  # the default of leave_s=
-JOBS = [("kubernetes", "plesio-head"), ("kubernetes", "plesio-worker"), ("jobset", "head"), ("jobset", "worker")]
+JOBS = [
+    ("kubernetes", "plesio-head"),
+    ("kubernetes", "plesio-worker"),
+    ("kubernetes-standby", "plesio-standby"),
+    ("jobset", "head"),
+    ("jobset", "worker"),
+]
 
 
 def printed(scheduler: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -48,7 +54,7 @@ def pod(job: Any) -> tuple[Any, Any, dict[str, Any]]:
     return inside, container, {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
 
 
-@pytest.mark.parametrize(("scheduler", "count"), [("kubernetes", 4), ("jobset", 4)])
+@pytest.mark.parametrize(("scheduler", "count"), [("kubernetes", 4), ("kubernetes-standby", 3), ("jobset", 4)])
 def test_objects_are_of_their_schemas(scheduler: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = objects(scheduler, capsys)
     assert len(found) == count
@@ -81,6 +87,21 @@ def test_what_kubernetes_takes_away_comes_back(scheduler: str, name: str, capsys
     assert inside["terminationGracePeriodSeconds"] > LEAVE_S
     if "head" in name:
         assert {"--resume=newest", "--runs=/runs"} < set(container["args"])
+
+
+def test_a_standby_is_a_command_of_plesio_and_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    found = objects("kubernetes-standby", capsys)
+    _, container, _ = pod(found["Job", "plesio-standby"])
+    (port,) = found["Service", "plesio-standby"]["spec"]["ports"]
+    assert container["command"] == ["plesio", "standby"]
+    assert {one.partition("=")[0] for one in container["args"] if one.startswith("--")} <= known_options("standby")
+    assert f"--address=plesio-standby:{port['port']}" in container["args"]
+    assert found["Service", "plesio-standby"]["spec"]["selector"] == {"app": "plesio-standby"}
+    for program in ("serve", "standby"):  # what the head is to do, in its comment
+        comment = " ".join(line.strip("# ") for line in printed("kubernetes-standby", capsys).splitlines()[8:12])
+        options = re.search(rf"plesio {program} ([^|]*)", comment)
+        assert options is not None
+        assert set(re.findall(r"--[\w-]+", options[1])) <= known_options(program)
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "torchrun"])

@@ -26,6 +26,7 @@ from plesio.cli.runs import commands as runs
 from plesio.cli.serve import serve
 from plesio.cli.serve_rows import serve_rows
 from plesio.cli.simulate import simulate
+from plesio.cli.standby import standby
 from plesio.cli.status import status
 from plesio.cli.strategies import strategies
 from plesio.cli.template import template
@@ -40,7 +41,19 @@ ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.Sh
 
 ORDER = (
     *("run", "compare", "demo", "simulate", "whatif", "watch", "status", "runs", "strategies"),
-    *("serve", "join", "evaluate", "rows", "serve-rows", "template", "certs", "journal", "replay", "version"),
+    *(
+        "serve",
+        "join",
+        "standby",
+        "evaluate",
+        "rows",
+        "serve-rows",
+        "template",
+        "certs",
+        "journal",
+        "replay",
+        "version",
+    ),
 )
 """The commands by use, as the help lists them."""
 
@@ -99,6 +112,7 @@ EXAMPLES: dict[Callable[..., Any], str] = {
     simulate: "train.py --cluster one-straggler --strategy async_sgd --workers 64",
     serve: "--strategy async_sgd --workers 8 --listen 10.0.0.1:7070 --certs certs",
     join: "10.0.0.1:7070 train.py --certs certs",
+    standby: "10.0.0.1:7070 --listen 10.0.0.2:7070 --certs certs",
     evaluate: "10.0.0.1:7171 judge.py --every-s 30 --certs certs",
     rows: "10.0.0.1:7171 users --ids 17,4",
     serve_rows: "10.0.0.1:7171 --listen 127.0.0.1:8080 --every-s 0.5",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +20,10 @@ from plesio.errors import ConfigurationError
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where workers find it; port 0 takes any.")]
 Certs = Annotated[Path | None, typer.Option("--certs", metavar="DIR", help="What `plesio certs` made, for TLS.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Talk to other hosts in the clear.")]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="How others reach it, if that is not what it listens at."),
+]
 ServersJoin = Annotated[
     int, typer.Option("--servers-join", metavar="N", help="How many of --servers come by `plesio join --server`.")
 ]
@@ -47,6 +50,7 @@ def serve(
     context: typer.Context,
     *,
     listen: Listen = "127.0.0.1:7070",
+    address: Address = None,
     certs: Certs = None,
     insecure: Insecure = False,
     rejoin_s: Rejoin = 60.0,
@@ -87,12 +91,13 @@ def serve(
             credentials=credentials,
             rejoin_s=rejoin_s,
             servers_join=servers_join,
+            address=host_and_port(address, "--address ") if address else None,
         )
     )
     log_to(console)
-    told = socket.gethostname() if host in ("0.0.0.0", "::") else host  # all addresses: no worker can go there
+    told, port = door.listening.place
     awaited = f"{config.workers} workers{f' and {servers_join} table servers' if servers_join else ''}"
-    console.print(f"waiting for {awaited}: PLESIO_JOIN={told}:{door.listening.port}", markup=False)
+    console.print(f"waiting for {awaited}: PLESIO_JOIN={told}:{port}", markup=False)
     return to_its_end(
         context,
         console,

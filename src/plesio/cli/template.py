@@ -12,6 +12,7 @@ import typer
 class Scheduler(StrEnum):
     SLURM = "slurm"
     KUBERNETES = "kubernetes"
+    KUBERNETES_STANDBY = "kubernetes-standby"
     JOBSET = "jobset"
     SKYPILOT = "skypilot"
     TORCHRUN = "torchrun"
@@ -20,6 +21,7 @@ class Scheduler(StrEnum):
 FILES = {
     Scheduler.SLURM: "slurm.sh",
     Scheduler.KUBERNETES: "kubernetes.yaml",
+    Scheduler.KUBERNETES_STANDBY: "kubernetes-standby.yaml",
     Scheduler.JOBSET: "jobset.yaml",
     Scheduler.SKYPILOT: "skypilot.yaml",
     Scheduler.TORCHRUN: "torchrun.sh",

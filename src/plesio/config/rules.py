@@ -32,11 +32,16 @@ TOGETHER = (
          "(--checkpoint-every-s 60)"),
     Rule("data strategy", lambda c: c.data == "new" and c.strategy.every.by_client,
          "data='new': under {0.strategy.name} data is the clients', who may bring other data at any time; leave it out"),
+    Rule("acknowledge standby", lambda c: c.acknowledge == "standby" and not c.standby,
+         "acknowledge='standby': nobody stands by; give standby=1 (--standby 1)"),
     Rule("checkpoint runs", lambda c: c.checkpoint and c.checkpoint.folder is None and c.runs is None,
          "checkpoint=Checkpoint() goes into the run folder; give runs=, or Checkpoint(folder=...)"),
 )
 """Settings that cannot be together."""
 FUNCTIONS = (
+    Rule("standby evaluate on_round", lambda c, evaluate, on_round: c.standby and (evaluate or on_round),
+         "standby={0.standby}: a standby has no script, so nobody would call evaluate or on_round there; leave them out, and "
+         "have plesio evaluate judge a run with readers="),
     Rule("evaluate_every evaluate", lambda c, evaluate, on_round: c.evaluate_every is not None and evaluate is None,
          "evaluate_every={0.evaluate_every!r} needs evaluate=, a function of the model that returns names and numbers; "
          "give it, or leave evaluate_every out"),
@@ -73,6 +78,12 @@ BY_TORCH = (
          "async_sgd or sync_sgd, or leave servers out"),
 )
 """Settings, where workers all-reduce by torch."""
+HERE = (
+    Rule("standby", lambda c: c.standby,
+         "standby={0.standby}: the workers of ps.run are processes of this host, and die with it. Start the head by plesio serve "
+         "(or have torchrun or SLURM do it), and workers by plesio join"),
+)
+"""Settings, where the run starts its workers itself."""
 JOINED = (
     Rule("servers", lambda c, door: door.servers_join and not (0 < door.servers_join <= c.servers and c.servers > 1),
          "{1.servers_join} of {0.servers} servers are to join: give servers= (--servers) 2 or more, of which so many may join"),
@@ -97,6 +108,24 @@ DURABLE = (
     Rule("engine", lambda c: sys.platform != "linux", f"it takes what only Linux has, and this is {sys.platform}"),
 )
 """Why nobody could go on from a dead server (`durability`)."""
+STANDBY = (
+    Rule("engine", lambda c: c.simulated or c.place.elsewhere,
+         "standbys follow the head of a run whose workers join it (plesio serve, torchrun, SLURM); leave standby out"),
+    Rule("strategy", lambda c: not c.strategy.via.at_server or c.strategy.every.among_ranks or c.strategy.gives_back_mean,
+         "under {0.strategy.name} workers fold, and no server has all; take sync_sgd or async_sgd"),
+    Rule("strategy", lambda c: c.strategy.every.by_client,
+         "what clients keep does not travel to a standby; leave standby out, and keep checkpoints"),
+    Rule("strategy", lambda c: c.strategy.plan or c.strategy.chooses,
+         "what workers hold does not travel to a standby, and another phase goes on from that; take one strategy"),
+    Rule("privacy secure", lambda c: c.strategy.send.privacy or c.strategy.send.secure or c.strategy.server_noise is not None,
+         "a standby would draw other noise, and cannot open secure sums; leave privacy and secure, or standby, out"),
+    Rule("ranks", lambda c: c.ranks > 1,
+         "a worker of several processes does not come back to a standby; leave ranks or standby out"),
+    Rule("servers", lambda c: c.servers > 1, "rows of tables do not travel to a standby; leave servers or standby out"),
+    Rule("durability", lambda c: c.durability == "process",
+         "durability='process' goes on here when the server dies, and standby= elsewhere: choose one"),
+)
+"""Why nobody could go on from what a standby has (`standby`)."""
 ISLANDS = (
     Rule("plan", lambda s: s.plan, "the strategy has phases"),
     Rule("via", lambda s: not s.via.at_server or s.outer.in_worker, "workers fold without a server"),

@@ -21,7 +21,7 @@ from plesio.config.engine import LOCAL, Engine
 from plesio.config.evaluations import Every, Rounds
 from plesio.config.faults import Fault, Kill, Pace, Slow
 from plesio.config.on_ray import Ray
-from plesio.config.rules import BY_TORCH, DURABLE, ISLANDS, SERVERLESS, TOGETHER, refuse
+from plesio.config.rules import BY_TORCH, DURABLE, ISLANDS, SERVERLESS, STANDBY, TOGETHER, refuse
 from plesio.config.setting import Option, Setting, setting
 from plesio.config.simulated import Simulated
 from plesio.config.until import Until
@@ -34,6 +34,7 @@ from plesio.strategy.rules import why_not
 
 SEED_MAX = 2**63 - 1
 SERVERS_MAX = 64
+STANDBYS_MAX = 7
 EVALUATE_S = 0.5
 NEWEST = "newest"
 """`resume=`: the newest run under `runs` that did not finish; given the folder `runs` itself, it means the same."""
@@ -178,6 +179,18 @@ class RunConfig:
         "auto: process where checkpoints are kept, the model has no tables, and it can be.",
         words=("auto", "none", "process"),
     )
+    standby: int = setting(
+        0,
+        help="How many standbys may follow the run's head from other hosts (plesio standby), to go on if its host dies. For "
+        "workers that join (plesio serve, ps.join): those of ps.run are on the host that dies.",
+        metavar="N",
+    )
+    acknowledge: str = setting(
+        "head",
+        help="Who has a contribution by the time that its worker hears of it. head: the death of the head's host may undo what "
+        "no standby had; standby: all standbys have it, too.",
+        words=("head", "standby"),
+    )
     resume: Path | str | None = setting(
         None,
         Option(
@@ -204,6 +217,8 @@ class RunConfig:
             one.check(name, getattr(self, name))
         self.strategy.check_workers(self.workers)
         refuse(TOGETHER, self)
+        if self.standby and (why := why_not(STANDBY, self)):
+            raise ConfigurationError(f"standby={self.standby}: {why}")
         self._check_faults()
         self._check_refused()
         self._check_ranks()
@@ -247,9 +262,10 @@ class RunConfig:
         bounds = {"workers": (1, most), "workers_max": (self.workers, most), "threads": (1, inf), "seed": (0, SEED_MAX)}
         bounds["servers"] = 1, SERVERS_MAX
         bounds["ranks"] = 1, most
+        bounds["standby"] = 0, STANDBYS_MAX
         for name, (least, largest) in bounds.items():
             value = getattr(self, name)
-            if value is None and name not in ("workers", "servers", "ranks"):
+            if value is None and name not in ("workers", "servers", "ranks", "standby"):
                 continue
             if not WHOLE.holds(value) or not least <= value <= largest:
                 to = f" to {largest}" if largest < inf else ""
@@ -294,7 +310,7 @@ class RunConfig:
     def is_durable(self) -> bool:
         """Whether a spare of the server goes on when that dies."""
         if self.durability == "auto":
-            return self.checkpoint is not None and not self.why_not_durable
+            return self.checkpoint is not None and not self.standby and not self.why_not_durable
         return self.durability == "process"
 
     def check_server(self) -> None:

@@ -242,7 +242,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True, gc=False):
     steps: ClassVar[int] = 0
 
 
-class Show(msgspec.Struct, frozen=True, gc=False):
+class Show(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """`worker` is to read `version` from now on. `unasked`: beside what it reads until it hears that its step was called off."""
 
     worker: int
@@ -250,13 +250,13 @@ class Show(msgspec.Struct, frozen=True, gc=False):
     unasked: bool = False
 
 
-class Forget(msgspec.Struct, frozen=True, gc=False):
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """`worker` is a member no longer, and reads nothing."""
 
     worker: int
 
 
-class Share(msgspec.Struct, frozen=True, gc=False):
+class Share(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Learning rates are shared among so many `workers` from the next fold on."""
 
     workers: int

@@ -183,6 +183,11 @@ class Sequencer:
         """What came, is to count and is not folded, answered or not: after a restore it is computed again."""
         return [one.event for one in self._pending if one.counts]
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing waits to be folded."""
+        return not self._pending
+
     def holds_slot_of(self, worker: int) -> bool:
         """Whether a contribution that came from this seat still lies where its next one would."""
         return self._after_fold and any(one.event.worker == worker for one in self._pending)

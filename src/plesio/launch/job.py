@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Listening:
     `token`: what they have to prove that they know; `credentials`: for TLS, None without; `rejoin_s`: how long a run whose
     workers are all gone waits for one of them; `trusts`: whether a worker may send code, as the structure of its model is,
     which evaluating takes: on Ray, where whoever is in the cluster runs code anyway; `servers_join`: how many of the run's
-    table servers come, too, the last ones; `workers_token`: where readers come, that of workers.
+    table servers come, too, the last ones; `workers_token`: where readers come, that of workers; `takes_over`: the
+    term of this head, if it was a standby, and was elected; `address`: where others find it, if that is not where it listens.
     """
 
     host: str
@@ -43,6 +45,14 @@ class Listening:
     trusts: bool = False
     servers_join: int = 0
     workers_token: str = field(default="", repr=False)
+    takes_over: int = 0
+    address: tuple[str, int] | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where others find it: one that listens at all addresses of its host, by that one's name."""
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        return self.address or (host, self.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

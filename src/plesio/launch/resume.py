@@ -49,6 +49,12 @@ class Resumption:
         what = f"resumed at version {version} from {self.saved.path}{passed}; {lost}"
         return [Incident(0.0, None, words) for words in (what, self.change and self.change.words) if words]
 
+    @property
+    def went_on(self) -> list[Incident]:
+        """Of a standby that is head now."""
+        what = f"the head before is lost: this one stood by, and goes on from version {self.saved.manifest.version}"
+        return [Incident(0.0, None, what)]
+
 
 def resumption(job: Job) -> Resumption | None:
     """The newest checkpoint at the place that `job` resumes from, of the same run; None if it begins anew."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from plesio.config import RunConfig
 from plesio.config.engine import LOCAL
-from plesio.config.rules import JOINED, refuse
+from plesio.config.rules import HERE, JOINED, refuse
 from plesio.config.run_config import NEWEST
 from plesio.config.simulated import Simulated
 from plesio.errors import ConfigurationError, RunInterrupted, RunTerminated
@@ -43,6 +43,7 @@ from plesio.launch.result import (
 )
 from plesio.launch.resume import behind, kept, resumable, resumption
 from plesio.launch.rounds import OnRound
+from plesio.launch.standby.others import refuse_if_led
 from plesio.launch.watching import Watching
 from plesio.observe.comparison import on_staleness
 from plesio.observe.files import RunFolder
@@ -98,6 +99,8 @@ def start(
     momentum = momentum_of(config.strategy)
     if door is not None:
         refuse(JOINED, config, door.listening)
+    else:
+        refuse(HERE, config)
     cluster = config.place.on(config.workers) if isinstance(config.place, Simulated) else None
     name, feeds = called(train), Feeds(sinks)
     with contextlib.ExitStack() as ending:  # until all is written
@@ -122,6 +125,8 @@ def start(
                 sources=RandomState().packed() if config.seed is None and config.lone and door is None else b"",
             )
             begin_from = resumption(job)
+            if door is not None and begin_from is not None and config.standby and not door.listening.takes_over:
+                refuse_if_led(begin_from.saved.path.parent.parent, door.listening)
         if found is not None:  # by now a signal finds it at something else
             say(found.words)
         document = config.as_document()
@@ -162,7 +167,8 @@ def start(
         if outcome.begun_s is not None:
             outcome.start_up_s = outcome.begun_s - since_s
         if begin_from is not None:
-            outcome.incidents[:0] = begin_from.incidents
+            takes_over = door is not None and door.listening.takes_over > 0
+            outcome.incidents[:0] = begin_from.went_on if takes_over else begin_from.incidents
         done, place = result_of(config, outcome, folder, adviser.advice), resumable(job)
         if done is not None:
             done.resume, done.behind = place, behind(place, done.summary.version, config.workers)

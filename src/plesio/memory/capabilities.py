@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,14 +28,19 @@ class Able(NamedTuple):
 
 
 def those_of(
-    blocks: Blocks, in_one_process: bool, rows: RowServers | None, log: RecoveryLog | None, once: Once
+    blocks: Blocks,
+    in_one_process: bool,
+    rows: RowServers | None,
+    log: RecoveryLog | None,
+    once: Once,
+    beside: Sequence[MemoryCapability] = (),
 ) -> Able:
-    """Those that the run has; `rows`: of tables, if other processes hold them."""
+    """Those that the run has; `rows`: of tables, if other processes hold them. Those `beside` are told first."""
     rows = rows or rows_here(blocks, log)
     own = OwnWeights(blocks, in_one_process, once) if blocks.gives_back_mean else None
     changes = PhaseChange(blocks) if len(blocks.phases) > 1 else None
     loaded = [half.MemoryHalf(blocks) for half in halves(blocks.strategy, "memory")]
-    return Able(rows, own, [one for one in (rows, own, changes, *loaded) if one is not None])
+    return Able(rows, own, [one for one in (*beside, rows, own, changes, *loaded) if one is not None])
 
 
 def kind_of_folder(log: RecoveryLog | None, blocks: Blocks, lost: str) -> Callable[[Parts], Folder]:

@@ -33,6 +33,7 @@ from plesio.memory.saved import Kept
 from plesio.memory.worker_states import Once, WorkerStates
 from plesio.protocol.worker import Contribution, GoOn
 from plesio.system.recovery_log import RecoveryLog
+from plesio.tensors.arena import Arena
 
 
 class ModelMemory(Protocol):
@@ -47,6 +48,8 @@ class ModelMemory(Protocol):
 
     @property
     def folder(self) -> Folder: ...
+    @property
+    def folded(self) -> Arena: ...
     def lay_out_anew(self) -> Folder: ...
 
 

@@ -77,7 +77,7 @@ class Folder:
         self.state, gather, self._correction, step, publisher, self._after, self._master = parts
         self._gather, self._step, self._publisher = gather, step, publisher
         self.hold = gather.hold
-        self.publish, self.snapshot = publisher.publish, publisher.whole
+        self.publish, self.snapshot, self.reads = publisher.publish, publisher.whole, publisher.reads
         self.set_groups, self.share_among = step.set_groups, step.share_among
         self._absent: dict[int, bytes] = {}  # in what each worker sent last
         self._places: dict[int, int] = {}  # the buffer that each was shown last

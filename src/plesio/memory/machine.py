@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,8 @@ EVALUATOR, ENGINE, READERS = -1, -2, -3
 
 class Machine(Memory):
     """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next.
-    `rows`: of tables, if other processes hold them. `log`: what another process goes on from when this one dies."""
+    `rows`: of tables, if other processes hold them. `log`: what another process goes on from when this one dies. Those `beside`
+    are told of what it does."""
 
     def __init__(
         self,
@@ -50,13 +51,14 @@ class Machine(Memory):
         in_one_process: bool = False,
         rows: RowServers | None = None,
         log: RecoveryLog | None = None,
+        beside: Sequence[Able] = (),
     ) -> None:
         self.blocks, self.log = blocks, log
         self.once: Once = log.once if log is not None else operator.call
         self.note = blocks.note
         if blocks.held is not None:
             self.states = LeftStates(blocks.held, blocks, in_one_process, self.once)
-        self.rows, self.own, self._able = those_of(blocks, in_one_process, rows, log, self.once)
+        self.rows, self.own, self._able = those_of(blocks, in_one_process, rows, log, self.once, beside)
         able = self._able  # asked now who has to do with what
         self._actions = [actions for one in able if (actions := one.actions)]
         self._told, self._joins = those_with(able, Able.told), those_with(able, Able.joins)
@@ -142,7 +144,8 @@ class Machine(Memory):
         if not self._folding and not any(Fold in actions for actions in self._actions):
             self.fold = folder.fold  # type: ignore[method-assign]
         if not self._one_by_one:
-            self.show = folder.show  # type: ignore[method-assign]
+            if not any(Show in actions for actions in self._actions):
+                self.show = folder.show  # type: ignore[method-assign]
             self.told = folder.told if not self._told else self.told  # type: ignore[method-assign]
             self.located = folder.located if self.own is None else self.located  # type: ignore[method-assign]
 

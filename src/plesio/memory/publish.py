@@ -83,6 +83,10 @@ class Versions:
         """The buffer that each worker reads; other readers have numbers below 0."""
         return {reader: index for reader, index in self._pinned.items() if reader >= 0}
 
+    def read_by(self, worker: int) -> list[int]:
+        """The buffers that it may read, the older one first."""
+        return [pins[worker] for pins in (self._left, self._pinned) if worker in pins]
+
     @property
     def readers(self) -> set[int]:
         """Who reads the current buffer."""
@@ -148,6 +152,11 @@ class Publisher:
             self._tables.read(reader)
         return self.versions.current
 
+    def reads(self, reader: int, buffers: Sequence[int]) -> None:
+        """At a standby: it reads what is in these, the older one first."""
+        for place, index in enumerate(buffers):
+            self.versions.pin(reader, index, unasked=place > 0)
+
     def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
         """Buffer `index` was made for `reader` to take this part from: pin it."""
         raise AssertionError("what is shown is the version itself")
@@ -211,6 +220,10 @@ class Ahead(Publisher):
             self._tables.read(reader)
         versions.pin(reader, index)
         return index
+
+    def reads(self, reader: int, buffers: Sequence[int]) -> None:
+        self._momenta.live.add(reader)
+        super().reads(reader, buffers)
 
     def published(self, reader: int, index: int, part: int = ALL_PARTS) -> None:
         self._momenta.live.add(reader)

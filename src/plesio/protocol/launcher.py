@@ -198,9 +198,15 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    """The launcher to the standbys' process: the run ended, well or by an error of its own, and nobody is to go on with it."""
+
+
 ToServer = Stop | Opened | Emptied | Scale | Keep | SwitchRequest | Measure | BeginRound
 FromServer = Begun | Reborn | Progress | Lately | Writing | Trouble | StopRequest | RoundMade | Final
 FromDoor = Arrived | TurnedAway
+FromHeads = Trouble
+ToHeads = Arrived | Ended
 
 
 class Visited(msgspec.Struct, tag=True, frozen=True):

@@ -52,8 +52,8 @@ Attached = dict[Annotated[str, msgspec.Meta(max_length=32)], msgspec.Raw]
 class Hello(msgspec.Struct, tag=True, frozen=True):
     """A worker to the server, from `prepare`: its model, and its optimizers. `structure`: for the evaluator, the model
     without its tensors, pickled. It and the code of `after_step` never leave the host; empty without one. `tables`: those whose
-    rows live at the server. `at`: see `plesio.core.events.Joined`. `part`: of each tensor what a rank of an island sends, between
-    hosts; empty: all."""
+    rows live at the server. `at`: see `plesio.core.events.Joined`; it had that `version` there. `part`: of each tensor what a
+    rank of an island sends, between hosts; empty: all."""
 
     worker: int
     model: Described
@@ -61,6 +61,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     structure: bytes
     tables: tuple[TableSpec, ...] = ()
     at: Whereabouts | None = None
+    version: Count = 0
     after_step: AfterStep | None = None
     part: tuple[Region, ...] = ()
 

@@ -103,31 +103,36 @@ class Checkpointer:
         steps, samples = sum(one.steps for one in again), sum(one.samples for one in again)
         return Taken(self.taken.steps - steps, self.taken.samples - samples)
 
-    def write(self, sequencer: Sequencer, memory: Memory, position: int) -> str:
-        """Write one, if there is anything new; why it cannot, if that was not told yet."""
-        if sequencer.version == self._kept:
-            return ""
-        kept, done = memory.kept(), self.done(sequencer)
-        clients = self.states.newest() if self.states is not None else {}
-        manifest = Manifest(
+    def manifest(self, sequencer: Sequencer, position: int, clients: int = 0) -> Manifest:
+        """What a checkpoint says beside what the memory keeps; `position`: the journal's."""
+        done = self.done(sequencer)
+        return Manifest(
             version=sequencer.version,
             strategy=self._strategy.name,
             fields=self._strategy.as_data(),
             workers=self._workers,
             seed=self._keeping.seed,
             train_hash=self._keeping.train_hash,
-            layout=kept.layout,
+            layout=(),
             order=sequencer.state(),
-            numbers=kept.numbers,
+            numbers={},
             progress=tuple(self._made),
             together=self._together,
             steps=done.steps,
             samples=done.samples,
             attachments=self.attachments.kept(),
-            clients=len(clients),
+            clients=clients,
             journal=self._keeping.journal,
             position=position if self._keeping.journal else 0,
         )
+
+    def write(self, sequencer: Sequencer, memory: Memory, position: int) -> str:
+        """Write one, if there is anything new; why it cannot, if that was not told yet."""
+        if sequencer.version == self._kept:
+            return ""
+        kept = memory.kept()
+        clients = self.states.newest() if self.states is not None else {}
+        manifest = self.manifest(sequencer, position, len(clients)).with_memory(kept.layout, kept.numbers)
         rows = memory.rows.write if memory.rows is not None else None
         own = self.own_states(memory)
         why_not = self._once(lambda: self._store.try_to_save(manifest, kept.weights, kept.tensors, own, rows, clients))

@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -93,6 +93,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0
     files: dict[str, str] = {}
     format: int = FORMAT
+
+    def with_memory(self, layout: tuple[str, ...], numbers: dict[str, Any]) -> Self:
+        """With what is the memory's."""
+        return msgspec.structs.replace(self, layout=layout, numbers=numbers)
 
     @property
     def whole(self) -> Strategy:

@@ -23,20 +23,25 @@ class Opening:
     """How far the workers at `lines` are on the way to the beginning.
 
     `lay_out` lays out memory for those that show this; `wanted`: how many seats have to be taken, of which the others are
-    for workers that come later.
+    for workers that come later; `takes_over`: the head is another than before, and the
+    first that comes is enough.
     """
 
-    def __init__(self, lay_out: Callable[[list[Hello]], Blocks], lines: list[Line | None], wanted: int) -> None:
+    def __init__(
+        self, lay_out: Callable[[list[Hello]], Blocks], lines: list[Line | None], wanted: int, takes_over: bool = False
+    ) -> None:
         self._lay_out = lay_out
         self._lines = lines
-        self._wanted = wanted
+        self._wanted, self.takes_over = wanted, takes_over
         self.blocks: Blocks | None = None
 
     def live(self) -> list[Line]:
         return [line for line in self._lines if line is not None and not line.gone]
 
     def vacant(self) -> list[int]:
-        """The seats that nobody has taken yet."""
+        """The seats that nobody has taken yet, and somebody is to."""
+        if self.takes_over and any(self._lines):
+            return []
         return [worker for worker, line in enumerate(self._lines[: self._wanted]) if line is None]
 
     def proceed(self, stopping: bool) -> None:

@@ -121,7 +121,8 @@ class Program:
         self.now_s = 0.0  # when what is dealt with now came
         self.made_s = 0.0
         """When the version that is current was made."""
-        self._begun_at = 0  # the version that training begins with, or goes on from
+        self.began_at = 0
+        """The version that training begins with, or goes on from."""
         self._timing = CheckpointTiming(self.checkpointer.every_s, sequencer.members.silence_s)
         self._writing = False  # as the launcher was told
         self._joining: dict[int, int] = {}  # which process of a worker is to be a member
@@ -189,7 +190,7 @@ class Program:
         memory.states.lacking({})
         if not resumed:
             memory.begin(self.version)
-        self.begun, self._begun_at = True, self.version
+        self.begun, self.began_at = True, self.version
         if resumed:
             if begins := self.checkpointer.begins:
                 self.recorder.keep(JournalWriter.note, begins, now_s)
@@ -213,7 +214,7 @@ class Program:
         for one in self._able:
             one.went_back()
         self.sequencer = was.gone_back(state)
-        self._begun_at = self.version
+        self.began_at = self.version
         self.take_strategy()
         self.memory.do(events.Share(self.sequencer.workers))
         if (own := self.memory.own) is not None:
@@ -233,7 +234,7 @@ class Program:
         """Time went by: workers that were silent for too long are evicted, and what is due is written."""
         if self.begun:
             self.receive(events.Ticked(), now_s)
-        self.recorder.keep(JournalWriter.flush)
+        self.recorder.flush()
         self._tell_news()
         self.keep_late(now_s)
         if self.begun and not self.stopping and self._timing.due(now_s):  # who hears of the stop leaves a fold early
@@ -362,7 +363,7 @@ class Program:
         if worker in self._seen:
             self.checkpointer.again(worker)
             self._forget(worker, not self._inherits)
-        self._agreement.came_late |= self.version > self._begun_at
+        self._agreement.came_late |= self.version > self.began_at
         self._seen.add(worker)
         self._told_choices[worker] = 0
         self.listening[worker] = True
@@ -372,7 +373,7 @@ class Program:
         for one in self._able:
             one.joined(worker, now_s)
         self._joining[worker] = incarnation
-        if self.version == self._begun_at:
+        if self.version == self.began_at:
             self._join(worker, incarnation, now_s, at)
         else:
             self.when_whole(partial(self._join, worker, incarnation, now_s, at), held=True)

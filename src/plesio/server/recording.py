@@ -46,6 +46,9 @@ class Recorder:
         decision = Decision(now_s, event, tuple(kept), tuple(checksums), None if isnan(loss) else loss)
         self.keep(JournalWriter.keep, decision)
 
+    def flush(self) -> None:
+        self.keep(JournalWriter.flush)
+
     @property
     def position(self) -> int:
         """The byte up to which the journal reaches; 0 without one."""

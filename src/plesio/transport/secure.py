@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import socket
 import ssl
@@ -72,6 +73,16 @@ def unix_address(token: str, port: int) -> str:
 def mac(token: str, nonce: bytes, ticket: bytes) -> bytes:
     """What proves to the door that one knows the token."""
     return hmac.digest(token.encode(), b"plesio door 1" + nonce + ticket, "sha256")
+
+
+def token_of_standbys(workers: str) -> str:
+    """What a standby proves that it knows: PLESIO_STANDBY_TOKEN, else what follows from the token of workers."""
+    return os.environ.get("PLESIO_STANDBY_TOKEN") or hmac.digest(workers.encode(), b"plesio standby 1", "sha256").hex()
+
+
+def proof_of_standby(workers: str, nonce: bytes) -> bytes:
+    """That it knows that."""
+    return hmac.digest(token_of_standbys(workers).encode(), b"plesio stands by 1" + nonce, "sha256")
 
 
 def prove(connection: socket.socket, token: str, ticket: bytes) -> None:

@@ -96,6 +96,8 @@ class LocalEngine:
         finally:
             error = self._losses.error
             told = self._seats.tell(error)
+            if not isinstance(error, ServerLostError):  # then a standby goes on
+                self._processes.tell_standbys(launcher.Ended())
             try:
                 self._processes.end(0.0 if error and not told else self._patience.left_s())
             except BaseException:  # a second Ctrl-C while they were given time
@@ -286,6 +288,8 @@ class LocalEngine:
                 self._losses.happened(process.worker, f"{process.title} was hung up on: {why}")
             case launcher.Failed():
                 self._losses.failed(process, message)
+            case launcher.Trouble():  # the standbys' process does not know the run's time
+                self._losses.told(replace(message, incident=replace(message.incident, time_s=self._live.time_s)))
 
     def _look_at(self, made: launcher.RoundMade, descriptors: list[int]) -> None:
         """Have the user look at this version, and let the next round begin. After Ctrl-C nobody looks."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from plesio.errors import DeadlineError, PlesioError, ServerLostError, WorkerError, WorkerLostError, error_class
 from plesio.launch.job import Job, Live, Outcome
 from plesio.launch.local.patience import Patience
-from plesio.launch.local.processes import EVALUATOR_TITLE, READERS_TITLE, Process, Processes
+from plesio.launch.local.processes import EVALUATOR_TITLE, HEADS_TITLE, READERS_TITLE, Process, Processes
 from plesio.launch.local.rebirths import Rebirths
 from plesio.launch.local.seats import Seats
 from plesio.launch.resume import resumable
@@ -191,6 +191,8 @@ class Losses:
             self._live.readers = ()
             if final is None and not self._patience.stopping:
                 self.happened(None, "the readers' process died: nobody can read the run from here on")
+        elif process.title == HEADS_TITLE and final is None and not self._patience.stopping:
+            self.lose(f"the standbys' process died {self.where}, and no head may go on without: a standby does")
         if not process.done:
             self._end_island(process)
         process.done = process.gone = True

@@ -30,6 +30,7 @@ READERS = "plesio.launch.local.readers_process"
 EVALUATOR_TITLE = "the evaluator"
 TABLE_SERVER_TITLE = "table server "
 READERS_TITLE = "the readers' process"
+HEADS, HEADS_TITLE = "plesio.launch.standby.process", "the standbys' process"
 
 
 @dataclass(slots=True)
@@ -124,6 +125,12 @@ class Processes:
         with contextlib.suppress(ChannelClosedError):
             self.server.channel.send(message, descriptors)
 
+    def tell_standbys(self, message: launcher.ToHeads, descriptors: Sequence[int] = ()) -> None:
+        for process in self.all:
+            if process.title == HEADS_TITLE:
+                with contextlib.suppress(ChannelClosedError):
+                    process.channel.send(message, descriptors)
+
     def load(self, job: Job, waiting: Callable[[], None]) -> None:
         """Send the job, with all data that the training function refers to, to where they are started; `waiting` is called once a
         second meanwhile."""
@@ -138,7 +145,8 @@ class Processes:
             file.write(packed)
             del packed
             file.seek(0)  # for the reader, too: the place in it is shared
-            self._fork_server.load(file.fileno(), job.config.strategy.steps_in_workers, waiting)
+            compiles = job.train is not None and job.config.strategy.steps_in_workers
+            self._fork_server.load(file.fileno(), compiles, waiting)
 
     def start(self, job: Job, sockets: Sequence[socket.socket] = (), readers: Sequence[socket.socket] = ()) -> None:
         """Start them all; where workers come from elsewhere, a door for them, and one for `readers`."""
@@ -146,6 +154,7 @@ class Processes:
             lines = [line(ours) for _ in range(job.config.workers if job.train is not None else 0)]
             to_evaluator = [ours.enter_context(end).fileno() for end in channel_pair()] if job.evaluate else []
             to_readers = [ours.enter_context(end).fileno() for end in channel_pair()] if readers else []
+            to_heads = [ours.enter_context(end).fileno() for end in channel_pair()] if job.config.standby else []
             written = [begun(job, job.threads).detach()] if job.keeping.journal else []
             ours.callback(close_quietly, *written)
             pairs = [channel_pair() for _ in range(job.table_servers)]
@@ -154,6 +163,7 @@ class Processes:
             ends = [
                 *to_evaluator[:1],
                 *to_readers[:1],
+                *to_heads[:1],
                 *written,
                 *served,
                 *(end for server_ends, _ in lines for end in server_ends),
@@ -168,6 +178,8 @@ class Processes:
                 self.worker(worker, own_ends, job.config.ranks)
             for end in to_evaluator[1:]:
                 self._spawn(Spawn(EVALUATOR, EVALUATOR_TITLE, ()), [end], launcher.FromEvaluator)
+            for end in to_heads[1:]:
+                self._spawn(Spawn(HEADS, HEADS_TITLE, ()), [end], launcher.FromHeads)
             for end in to_readers[1:]:
                 self._readers(end, [ours.enter_context(one).fileno() for one in readers])
             if sockets:

@@ -37,6 +37,7 @@ from plesio.protocol import launcher, remote
 from plesio.protocol.coding import cut
 from plesio.strategy import Strategy
 from plesio.transport.channel import ChannelClosedError, channel_pair, close_quietly
+from plesio.transport.secure import STANDBY, VOTES
 
 log = logging.getLogger("plesio")
 IN_VAIN_MAX = 2  # how often in a row an island begins anew, and loses a process before it has shown a version
@@ -68,6 +69,10 @@ class Seats:
 
     def arrived(self, arrival: launcher.Arrived, descriptors: Sequence[int]) -> None:
         """A connection proved itself at the door: it is a lost one's successor, a worker of this host, or one of another."""
+        if arrival.ticket in (VOTES, STANDBY):
+            self._processes.tell_standbys(arrival, descriptors)
+            close_quietly(*descriptors)
+            return
         holder = self._tickets.get(arrival.ticket)
         if holder is not None and not holder.gone:
             with suppress(ChannelClosedError):
@@ -163,24 +168,9 @@ class Seats:
 
     def _seated(self, process: Process, number: int, incarnation: int) -> remote.Seated:
         """What it is told, with a ticket."""
-        config, ticket = self._job.config, secrets.token_bytes(16)
+        ticket = secrets.token_bytes(16)
         self._tickets[ticket] = process
-        terms = remote.Terms(
-            config.workers,
-            config.seats,
-            config.seeded,
-            config.timeout_s,
-            config.strategy.name,
-            config.strategy.as_data(),
-            evaluates=self._job.evaluate is not None,
-            trusts=self._job.listening is not None and self._job.listening.trusts,
-            lenient=config.on_worker_error == "continue",
-            stealing=config.stealing,
-            servers=config.servers,
-            by_round=self._job.by_round,
-            readers=self._job.reading.port if self._job.reading is not None else 0,
-        )
-        return remote.Seated(number, incarnation, ticket, terms)
+        return remote.Seated(number, incarnation, ticket, terms_of(self._job))
 
     def _open(self, worker: int, ours: ExitStack, away: bool = False) -> list[int]:
         """Tell the server who comes; the ends of that worker's line, which `ours` closes here."""
@@ -310,3 +300,24 @@ def _answers(told: Mapping[str, Any], strategy: Strategy) -> dict[str, tuple[obj
     if told.get("name") != strategy.name and any(told.get(name) != answer for name, answer in mine.items()):
         return {"strategy": (told.get("name"), strategy.name)}
     return {f"strategy's {name}": (told.get(name), answer) for name, answer in mine.items()}
+
+
+def terms_of(job: Job) -> remote.Terms:
+    """What whoever takes part has to know of the run."""
+    config = job.config
+    return remote.Terms(
+        config.workers,
+        config.seats,
+        config.seeded,
+        config.timeout_s,
+        config.strategy.name,
+        config.strategy.as_data(),
+        evaluates=job.evaluate is not None,
+        trusts=job.listening is not None and job.listening.trusts,
+        lenient=config.on_worker_error == "continue",
+        stealing=config.stealing,
+        servers=config.servers,
+        by_round=job.by_round,
+        readers=job.reading.port if job.reading is not None else 0,
+        standby=config.standby > 0,
+    )

@@ -95,7 +95,8 @@ class Server:
             rows_survive=config.durability == "process",
             reads=readers is not None,
         )
-        self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers)
+        takes_over = job.listening is not None and job.listening.takes_over > 0
+        self._opening = Opening(lambda hellos: tables.welcome(lay_out(hellos)), lines, workers, takes_over)
         self.handlers = Handlers()
         self.workers = WorkerLines(
             lines, self.handlers, self._turns, self._opening, tables, self._begun, self._round_ended

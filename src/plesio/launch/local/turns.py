@@ -5,10 +5,11 @@ In a turn a server deals with what came on one descriptor, or lets time go by, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from plesio.launch.local.handlers import Handlers
+from plesio.memory.capability import MemoryCapability
 from plesio.memory.machine import Machine
 from plesio.protocol import launcher
 from plesio.protocol.launcher import Trouble
@@ -47,6 +48,10 @@ class Turns:
     """How it hears and acts."""
     log: RecoveryLog | None = None
     """What another process goes on from."""
+    beside: Sequence[MemoryCapability] = ()
+    """Who is told of what the memory does."""
+    journalled: Callable[[bytes], object] | None = None
+    """Who is told of what the journal is told."""
     is_old = False
     """Set where a process that was forked before could not go on: its descriptors are others."""
 

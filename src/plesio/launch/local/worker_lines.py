@@ -58,6 +58,7 @@ class WorkerLines(Replies):
         self.meeting = Meeting(lines)
         self.wake_s = inf
         """When `Ticked` is to be told."""
+        self._undone = 0  # versions of the head before, as far as a worker has told
         self.emptied_s = 0.0
         """When a worker was lost last."""
         self._lines, self._handlers, self._turns = lines, handlers, turns
@@ -185,7 +186,8 @@ class WorkerLines(Replies):
         blocks = self._opening.blocks
         if blocks is None or not self._opening.complete or self._tables.lacking():
             return
-        now_s, machine = self.now_s(), Machine(blocks, rows=self._tables.rows(blocks), log=self._turns.log)
+        rows, turns = self._tables.rows(blocks), self._turns
+        now_s, machine = self.now_s(), Machine(blocks, rows=rows, log=turns.log, beside=turns.beside)
         try:
             self.program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them
@@ -216,7 +218,17 @@ class WorkerLines(Replies):
         """A worker takes part. The run has one more, if nobody was to have that seat."""
         if line.worker >= self.program.sequencer.workers and not line.leaving:
             self.program.scale(line.worker + 1, now_s)
-        self.program.joined(line.worker, line.incarnation, now_s, line.hello.at if line.hello is not None else None)
+        hello = line.hello
+        if self._opening.takes_over and hello is not None:
+            self._count_undone(line.worker, hello.version - self.program.began_at)
+        self.program.joined(line.worker, line.incarnation, now_s, hello.at if hello is not None else None)
+
+    def _count_undone(self, worker: int, undone: int) -> None:
+        """It had seen so many versions of the head before that this one has not."""
+        if undone > self._undone:
+            self._undone = undone
+            what = f"{undone} updates that worker {worker} had seen are undone: no standby had them. Their data is trained again"
+            self.program.trouble(worker, what)
 
     # What they say
 

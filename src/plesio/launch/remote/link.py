@@ -32,6 +32,7 @@ from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, RemoteP
 from plesio.worker.warn import warn
 
 RETRY_S = (0.05, 2.0)  # how long to wait before the next attempt to connect: at first, and at most
+AGAIN_S = 0.1  # and at most, where a standby may be head any moment
 SILENT_S = 3.0  # how long to try before saying so
 PART_S = 10.0  # how long the last words of a worker may take,
 GLANCE_S = 0.01  # and how often it is looked whether they have come
@@ -169,7 +170,8 @@ class WorkerLink:
         with self._reconnecting:
             if self._session.connection in (None, lost):  # else the other thread was quicker
                 self._session.close()
-                persist(self._come_back, lambda: self._rejoin_s, self._session.peer)
+                again_s = AGAIN_S if self.seated.terms.standby else RETRY_S[1]
+                persist(self._come_back, lambda: self._rejoin_s, self._session.peer, again_s)
 
     def _come_back(self) -> None:
         """Go on with the proxy where it was. If it is gone, take a seat anew (unless the worker parts) and raise `Reseated`."""
@@ -217,9 +219,9 @@ def _let_go(link: WorkerLink | None) -> None:
         os.close(nowhere)
 
 
-def persist(attempt: Callable[[], T], within_s: Callable[[], float], head: str) -> T:
+def persist(attempt: Callable[[], T], within_s: Callable[[], float], head: str, again_s: float = RETRY_S[1]) -> T:
     """What an attempt to connect comes to: it is repeated while the head cannot be reached, and for two leases while all seats
-    are taken. `within_s` may become less meanwhile."""
+    are taken. `within_s` may become less meanwhile; `again_s`: how long to wait in between at most."""
     began_s, pause_s, silent = time.monotonic(), RETRY_S[0], True
     while True:
         limit_s = within_s()
@@ -240,7 +242,7 @@ def persist(attempt: Callable[[], T], within_s: Callable[[], float], head: str) 
             warn(f"trying to reach {head} for up to {limit_s:g} s: {why}")
             silent = False
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, RETRY_S[1])
+        pause_s = min(2 * pause_s, again_s)
 
 
 def refusal(reply: remote.ToNewcomer) -> Exception:

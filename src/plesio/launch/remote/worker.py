@@ -143,7 +143,8 @@ class RemoteContext(GatheringContext):
         for tensor, view in zip(replica.tensors, weights.views, strict=True):
             view.copy_(tensor.detach())
         if self._begun_s is not None:
-            self._hello = replace(self._hello, at=self.state.at(self._used.batches, self._asks))
+            at = self.state.at(self._used.batches, self._asks)
+            self._hello = replace(self._hello, at=at, version=self.state.version)
         while True:
             with suppress(SeatLostError):
                 self._introduce([weights, *self._carried])

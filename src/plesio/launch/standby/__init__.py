@@ -1,1 +1,1 @@
-"""Who is head, between processes: those that vote, and those that may lead. `plesio.core.headship` decides."""
+"""The head's host may die: a standby on another one has its log, and goes on (docs/decisions/0020-standby.md)."""

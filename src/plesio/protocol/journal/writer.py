@@ -24,7 +24,6 @@ from typing import Any
 from plesio.protocol.journal import records
 from plesio.protocol.journal.reader import read_journal
 from plesio.protocol.journal.records import (
-    FRAME,
     HEAD,
     MAGIC,
     Decision,
@@ -49,6 +48,7 @@ class JournalWriter:
 
     Attributes:
         position: the bytes so far, those not flushed included: where the next record will begin.
+        copied: told of each record's bytes, too.
 
     Raises:
         JournalError: it cannot be made or, from any method, not be written; what was not written is kept, for the next
@@ -65,6 +65,7 @@ class JournalWriter:
     """
 
     _descriptor: int
+    copied: Callable[[bytes], object] | None = None
 
     def __init__(self, file: int | str | Path, head: JournalHead) -> None:
         self._open(file, os.O_CREAT | os.O_EXCL, len(MAGIC))
@@ -163,5 +164,8 @@ class JournalWriter:
     def _append(self, body: bytes) -> None:
         if len(body) > records.RECORD_BYTES_MAX:
             raise JournalError(f"a record of {len(body)} bytes; a journal's have at most {records.RECORD_BYTES_MAX}")
-        self._unwritten += records.frame_header(body, self.position) + body
-        self.position += FRAME.size + len(body)
+        whole = records.frame_header(body, self.position) + body
+        self._unwritten += whole
+        self.position += len(whole)
+        if self.copied is not None:
+            self.copied(whole)

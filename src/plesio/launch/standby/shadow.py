@@ -1,0 +1,77 @@
+"""A standby's copy of a head's memory: it does what that does, in the same order, and compares checksums of versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from plesio.errors import PlesioError
+from plesio.memory.blocks import Blocks
+from plesio.memory.machine import Machine
+from plesio.protocol.payloads import Payloads, cut
+from plesio.protocol.replication import Came, Did, Followed
+from plesio.server.checkpoints import FOLDER, CheckpointStore, Manifest
+from plesio.server.standby_state import take_state
+from plesio.strategy import Strategy
+from plesio.tensors.checksum import window_checksum
+
+decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
+
+
+class DiffersError(PlesioError):
+    """The copy is not what the head has."""
+
+
+class Shadow:
+    """Of the head that said `followed`. In `folder` there is a checkpoint; `journal`: the head's so far.
+
+    Attributes:
+        manifest: of the newest version, as a checkpoint of it would have it.
+        version: the newest that this copy has.
+    """
+
+    def __init__(self, followed: Followed, folder: Path, journal: Path) -> None:
+        terms, self._folder, self._journal = followed.terms, folder, journal
+        strategy = Strategy.from_data(terms.name, terms.strategy)
+        blocks = Blocks(strategy, terms.workers, [followed.hello], evaluates=False, seats=terms.seats, holds=False)
+        self._machine = machine = Machine(blocks, in_one_process=True)
+        self.manifest = take_state(folder, machine, followed.workers, followed.read, followed.optimizers)
+        self._payloads = Payloads(blocks.layout, strategy)
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    def place(self, came: Came) -> list[memoryview]:
+        """Where the tensors of a contribution belong."""
+        return cut(self._machine.blocks.slots[came.worker].bytes, self._payloads.spans(came.made))
+
+    def came(self, came: Came) -> None:
+        """They are there."""
+        self._machine.told(came.worker, came.made)
+
+    def did(self, did: Did) -> None:
+        """Do what the head did.
+
+        Raises:
+            DiffersError: the version that comes of it is another.
+        """
+        for effect in did.effects:
+            self._machine.do(effect)
+        if did.journal:
+            with open(self._journal, "ab") as file:
+                file.write(did.journal)
+        if did.version:
+            self.manifest = decode_manifest(did.manifest)
+            if window_checksum(self._machine.folded.bytes, did.version) != did.checksum:
+                raise DiffersError(f"version {did.version} is not the head's")
+
+    def write(self) -> Path:
+        """A checkpoint of the newest version; the folder that a run goes on from."""
+        kept = self._machine.kept()
+        manifest = self.manifest.with_memory(kept.layout, kept.numbers)
+        if manifest.journal:
+            manifest = msgspec.structs.replace(manifest, journal=str(self._journal.resolve()))
+        CheckpointStore(self._folder / FOLDER, keep=1).save(manifest, kept.weights, kept.tensors)
+        return self._folder

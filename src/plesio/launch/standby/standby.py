@@ -1,0 +1,296 @@
+"""`plesio standby`: follow a head from another host, and go on in its place if it is lost.
+
+    look for a head --> take its state --> follow its log --> elected --> write a checkpoint, and be a head that goes on from it
+          ^                                    |
+          +------ the line is lost ------------+    (what it has stays good until a head gives it another state)
+
+Whatever ends the head's process ends the line. Whether the run has lost its head is for those who vote to say.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from math import inf
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from plesio.config import RunConfig
+from plesio.config.checkpoint import Checkpoint
+from plesio.config.until import Until
+from plesio.errors import ConfigurationError, ServerLostError
+from plesio.launch.local.door import Door
+from plesio.launch.local.forkserver import ForkServer
+from plesio.launch.local.listen import DoorSockets
+from plesio.launch.standby.contending import Contending
+from plesio.launch.standby.shadow import DiffersError, Shadow
+from plesio.launch.standby.voting import dials
+from plesio.protocol import remote
+from plesio.protocol.coding import ProtocolError, decoder_of, encode
+from plesio.protocol.headship import Place
+from plesio.protocol.launcher import Arrived, FromDoor
+from plesio.protocol.replication import Came, Challenge, Did, File, Followed, FromHead, Has, Over, Refused, StandsBy
+from plesio.strategy import Strategy
+from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
+from plesio.transport.connect import accept, connect
+from plesio.transport.limits import BEAT_S, LEASE_S
+from plesio.transport.replication_log import FRAME
+from plesio.transport.secure import STANDBY, VOTES, ProofError, proof_of_standby
+from plesio.transport.wire import ConnectionLostError, FrameKind, Wire
+
+log = logging.getLogger("plesio")
+CONNECT_S = 2.0
+"""How long to try to connect with one that may be head: a host that is gone answers nothing."""
+GLANCE_S = 0.02
+"""How often it is looked whether this one was elected."""
+RETRY_S = 0.25
+"""How long it waits before it looks for a head again."""
+STATE_S = 600.0
+"""How long the head may take to send the next file of its state."""
+JOURNAL = "journal"
+FOREVER_S = 1e6
+M = TypeVar("M")
+decode: Callable[[bytes], object] = decoder_of(FromHead)
+
+
+class RunOver(Exception):
+    """The run ended, and its head said so."""
+
+
+class Standby:
+    """One that listens at `door`, and looks for its head at `places`. `runs`: where its copy of the run goes."""
+
+    def __init__(self, places: Sequence[Place], door: DoorSockets, runs: Path) -> None:
+        self._places, self._door, self._runs = list(places), door, runs
+        runs.mkdir(parents=True, exist_ok=True)
+        self._copy = Path(tempfile.mkdtemp(prefix="standby-", dir=runs))
+        self._shadow: Shadow | None = None
+        self._followed: Followed | None = None
+        self._came = self._bytes = 0  # contributions, and what came in all
+        self._elected = threading.Event()
+        listening = door.listening
+        self._contending = Contending(
+            False,
+            publish=_ignore,
+            elected=lambda term: self._elected.set(),
+            follows=_ignore,
+            dial=dials(listening.token, listening.credentials),
+        )
+        self._contending.set_places({self._contending.name: listening.place})
+
+    def wait(self, within_s: float) -> tuple[RunConfig, DoorSockets] | None:
+        """Follow until this one is head: what it goes on with, and where it listens. None: the run is over.
+
+        Raises:
+            ServerLostError: for `within_s` there is no head, and this one is not elected.
+            ConfigurationError: the head refuses it.
+        """
+        ForkServer.shared()  # it imports torch now, and not when somebody waits
+        until_s, told = time.monotonic() + within_s, False
+        with _OpenDoor(self._door, self._contending):
+            while not self._leads():
+                try:
+                    with closing(self._line()) as wire:
+                        self._begin(wire)
+                        until_s, told = inf, False
+                        self._follow(wire)
+                except RunOver:
+                    self._contending.close()
+                    log.info("followed %s contributions in %s bytes", f"{self._came:,}", f"{self._bytes:,}")
+                    shutil.rmtree(self._copy, ignore_errors=True)
+                    return None
+                except (OSError, ConnectionLostError, ProtocolError, DiffersError) as error:
+                    until_s = min(until_s, time.monotonic() + within_s)
+                    if not told:
+                        log.info("there is no head: %s", error)
+                        told = True
+                    if time.monotonic() > until_s:
+                        raise ServerLostError(
+                            f"no head: tried to reach {self._at} for {within_s:g} s ({error}), and this standby was not elected"
+                        ) from None
+            return self._promoted()
+
+    @property
+    def _at(self) -> str:
+        return " and ".join(f"{host}:{port}" for host, port in self._places)
+
+    def _leads(self) -> bool:
+        """Whether it was elected, and most who vote know that nobody else may be. Between two looks for a head it waits a bit."""
+        if not self._elected.wait(RETRY_S):
+            return False
+        while self._contending.awaits or self._contending.leads_until_s < time.monotonic():
+            if self._contending.leads_until_s == -inf:  # another was, later
+                self._elected.clear()
+                return False
+            time.sleep(GLANCE_S)
+        return True
+
+    # As a standby
+
+    def _line(self) -> Wire:
+        """A connection with a head. Raises what the last of the places does, where there is none."""
+        listening = self._door.listening
+        for left, place in enumerate(self._places, 1 - len(self._places)):
+            try:
+                return connect(*place, listening.token, listening.credentials, STANDBY, CONNECT_S)
+            except (OSError, ConnectionLostError):
+                if not left:
+                    raise
+        raise AssertionError("there is a place to look at")
+
+    def _begin(self, wire: Wire) -> None:
+        """Take over how the run stands."""
+        nonce, version = self._hear(wire, Challenge).nonce, importlib.metadata.version("plesio")
+        who, listening = f"{socket.gethostname()}:{os.getpid()}", self._door.listening
+        name, proof = self._contending.name, proof_of_standby(listening.token, nonce)
+        wire.send(FrameKind.CHANNEL, encode(StandsBy(who, version, remote.PROTOCOL, name, listening.place, proof)))
+        followed = self._hear(wire, Followed)
+        self._contending.forgets()
+        self._shadow = None
+        shutil.rmtree(self._copy)
+        self._copy.mkdir()
+        for _ in range(followed.files):
+            file = self._hear(wire, File)
+            path = self._place_of(file.name)
+            data = bytearray(file.nbytes)
+            wire.read_payload([memoryview(data)])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self._shadow = shadow = Shadow(followed, self._copy, self._copy / JOURNAL)
+        self._followed = followed
+        self._contending.set_places(followed.places)
+        self._places = [place for name, place in followed.places.items() if name != self._contending.name]
+        if not self._contending.begins(followed.term):
+            raise ConnectionLostError("there is a later head by now")
+        log.info("standing by for the head at %s, from version %d", wire.peer, shadow.version)
+
+    def _place_of(self, name: str) -> Path:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ProtocolError(f"the head sent a file called {name!r}")
+        return self._copy / path
+
+    def _hear(self, wire: Wire, kind: type[M]) -> M:
+        frame = wire.receive(STATE_S)
+        message = decode(frame.body) if frame is not None else None
+        if isinstance(message, Refused):
+            raise ConfigurationError(message.why)
+        if not isinstance(message, kind):
+            raise ProtocolError(f"the head said {type(message).__name__} where {kind.__name__} was due")
+        return message
+
+    def _follow(self, wire: Wire) -> None:
+        """Do what the head does, until this one is head, or the line is lost."""
+        shadow, followed = self._shadow, self._followed
+        assert shadow is not None and followed is not None, "it has begun"
+        at, told_s, heard_s = followed.begins, 0.0, time.monotonic()
+        while not self._elected.is_set():
+            if time.monotonic() - told_s > BEAT_S:
+                wire.send(FrameKind.CHANNEL, encode(Has(at)))
+                told_s = time.monotonic()
+            frame = wire.receive(GLANCE_S)
+            if frame is None:
+                if time.monotonic() - heard_s > LEASE_S:
+                    raise ConnectionLostError(f"{wire.peer} said nothing for {LEASE_S:g} s")
+                continue
+            heard_s = time.monotonic()
+            if frame.kind is FrameKind.BEAT:
+                continue
+            message = decode(frame.body)
+            if isinstance(message, Came):
+                wire.read_payload(shadow.place(message))
+            at += FRAME.size + len(frame.body) + frame.payload_bytes
+            self._bytes += len(frame.body) + frame.payload_bytes
+            match message:
+                case Came():
+                    self._came += 1
+                    shadow.came(message)
+                case Did():
+                    wire.send(FrameKind.CHANNEL, encode(Has(at)))  # first: a worker may wait for that
+                    told_s = heard_s
+                    shadow.did(message)
+                case Over():
+                    raise RunOver
+                case _:
+                    raise ProtocolError(f"the head said {type(message).__name__} out of turn")
+
+    # As head
+
+    def _promoted(self) -> tuple[RunConfig, DoorSockets]:
+        """Write what there is, and go on from it."""
+        shadow, followed = self._shadow, self._followed
+        assert shadow is not None and followed is not None, "nobody elects one that has nothing"
+        log.info("elected: this is the head now, and goes on from version %d", shadow.version)
+        folder = shadow.write()
+        term = self._contending.term
+        self._contending.close()  # the head's process contends from now on
+        terms, settings = followed.terms, followed.settings
+        keeps = settings["checkpoint"]
+        config = RunConfig(
+            strategy=Strategy.from_data(terms.name, terms.strategy),
+            workers=terms.workers,
+            workers_max=terms.seats if terms.seats > terms.workers else None,
+            seed=terms.seed,
+            timeout_s=terms.timeout_s,
+            data="leases" if terms.stealing else "shards",
+            on_worker_error="continue" if terms.lenient else "raise",
+            on_nonfinite=settings["on_nonfinite"],
+            until=Until(**settings["until"]),
+            standby=settings["standby"],
+            acknowledge=settings["acknowledge"],
+            checkpoint=Checkpoint(every_s=keeps[0], keep=keeps[1]) if keeps else None,
+            resume=folder,
+            runs=self._runs,
+        )
+        listening = replace(self._door.listening, rejoin_s=settings["rejoin_s"], takes_over=term)
+        return config, DoorSockets(listening, self._door.sockets)
+
+
+def _ignore(_: object) -> None: ...
+
+
+class _OpenDoor:
+    """Inside, those who vote are let in at the door, and nobody else; behind it, whoever comes waits for the next door."""
+
+    def __init__(self, door: DoorSockets, contending: Contending) -> None:
+        self._door, self._contending = door, contending
+
+    def __enter__(self) -> None:
+        self._ours, theirs = channel_pair()
+        door = Door(Channel(theirs, FromDoor, "the standby"), self._door.sockets, self._door.listening.token)
+        self._threads = [
+            threading.Thread(target=door.run, name="plesio-door", daemon=True),
+            threading.Thread(target=self._let_in, name="plesio-hall", daemon=True),
+        ]
+        for one in self._threads:
+            one.start()
+
+    def _let_in(self) -> None:
+        channel: Channel[FromDoor] = Channel(self._ours, FromDoor, "the door")
+        with suppress(ChannelClosedError):
+            while True:
+                said, descriptors = channel.receive(FOREVER_S)
+                if isinstance(said, Arrived) and said.ticket == VOTES:
+                    self._meet(descriptors[0])
+                else:
+                    close_quietly(*descriptors)
+
+    def _meet(self, descriptor: int) -> None:
+        listening = self._door.listening
+        with suppress(OSError, ProofError):
+            self._contending.add(accept(socket.socket(fileno=descriptor), listening.token, listening.credentials))
+
+    def __exit__(self, *_: object) -> None:
+        self._ours.shutdown(socket.SHUT_RDWR)
+        for one in self._threads:
+            one.join()
+        self._ours.close()

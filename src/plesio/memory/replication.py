@@ -1,0 +1,72 @@
+"""What a standby is told of a memory: what it folds, and from which contributions. It does the same, in the same order.
+
+A contribution is put on the log before the sequencer hears of it, while its slot is still its own. Effects follow together, once
+the turn is over (`plesio.launch.local.replicated_turns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plesio.core.events import Fold, Forget, Hold, Share, Show
+from plesio.errors import ConfigurationError
+from plesio.memory.blocks import Blocks
+from plesio.memory.capability import Action, MemoryCapability, ModelMemory
+from plesio.protocol.coding import encode
+from plesio.protocol.payloads import Payloads, cut
+from plesio.protocol.replication import Came, Did, Effect
+from plesio.protocol.worker import Contribution
+from plesio.tensors.checksum import window_checksum
+from plesio.transport.replication_log import ReplicationLog
+
+
+class Replication(MemoryCapability):
+    """Of one server's memory.
+
+    Attributes:
+        log: None until somebody follows.
+        version: the newest that the log has.
+        settings: of each worker's optimizer, as it said them last.
+        effects: since the turn began. What workers are shown is among them: stale gradients are corrected by that.
+    """
+
+    def __init__(self) -> None:
+        self.log: ReplicationLog | None = None
+        self.settings: dict[int, bytes] = {}
+        self.version = -1
+        self.effects: list[Effect] = []
+
+    @property
+    def actions(self) -> dict[type, Action]:
+        return dict.fromkeys((Show, Forget, Hold, Fold, Share), self._did)
+
+    def begun(self, blocks: Blocks, version: int) -> None:
+        if blocks.first.tables:
+            raise ConfigurationError(
+                "standby=: rows of tables (ps.Table) do not travel to a standby; leave standby out, and keep checkpoints"
+            )
+        self._blocks, self._payloads = blocks, Payloads(blocks.layout, blocks.strategy)
+
+    def told(self, worker: int, made: Contribution) -> None:
+        if made.settings:
+            self.settings[worker] = made.settings
+        if self.log is not None:
+            slot = self._blocks.slots[worker].bytes
+            self.log.put(encode(Came(worker, made)), cut(slot, self._payloads.spans(made)))
+
+    def _did(self, memory: ModelMemory, effect: Any) -> None:
+        self.effects.append(effect)
+
+    def turn(self, machine: ModelMemory, version: int, manifest: Callable[[], bytes], journal: bytes) -> None:
+        """A turn of the server is over, and there is this `version`. `manifest`: what a checkpoint of that would say, packed;
+        `journal`: what that was told meanwhile."""
+        effects, self.effects = self.effects, []
+        if self.log is None or not (effects or journal):
+            return
+        did = Did(tuple(effects), journal)
+        if version != self.version:
+            checksum = window_checksum(machine.folded.bytes, version)
+            did = Did(did.effects, journal, version, checksum, manifest())
+            self.version = version
+        self.log.put(encode(did))

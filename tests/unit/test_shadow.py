@@ -1,0 +1,127 @@
+"""A standby that follows from any settled moment has the head's memory, to the bit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plesio.launch.standby.shadow import DiffersError, Shadow
+from plesio.memory.machine import Machine
+from plesio.memory.replication import Replication
+from plesio.protocol.coding import decoder_of, encode
+from plesio.protocol.remote import Terms
+from plesio.protocol.replication import Came, Did, Followed, FromHead
+from plesio.server.checkpointer import Checkpointer
+from plesio.server.checkpoints import Manifest
+from plesio.server.keeping import Keeping
+from plesio.server.standby_state import write_state
+from plesio.transport.replication_log import FellBehindError, ReplicationLog
+from support.long_forms import but_thorough
+from unit.test_surviving_memory import CASES, QUICK, SEATS, WORKERS, Act, Case, Server, moving
+
+decode: Any = decoder_of(FromHead)
+FOLLOWED = [
+    name for name, case in CASES.items() if not (case.strategy.gives_back_mean or case.strategy.plan or case.after)
+]
+
+
+class Head(Server):
+    """A server whose memory is told to a standby, from when `begin` is called."""
+
+    def __init__(self, case: Case) -> None:
+        self.replication = Replication()
+        super().__init__(case)
+
+    def machine_of(self) -> Machine:
+        return Machine(self.blocks, beside=[self.replication])
+
+    def manifest(self) -> Manifest:
+        return Checkpointer(Keeping(), self.case.strategy, WORKERS, SEATS).manifest(self.sequencer, 0)
+
+    def follow(self, folder: Path, ring_bytes: int = 1 << 24) -> Shadow:
+        read = write_state(folder, self.machine, self.manifest())
+        self.replication.log = ReplicationLog.create(ring_bytes)
+        self.replication.version, self.at = self.sequencer.version, 0
+        strategy = self.case.strategy
+        terms = Terms(WORKERS, SEATS, 0, 300.0, strategy.name, strategy.as_data(), False)
+        workers = self.sequencer.workers
+        followed = Followed(1, terms, {}, {}, self.blocks.first, 0, workers, read, self.replication.settings, 0)
+        said: Followed = decode(encode(followed))
+        return Shadow(said, folder, folder / "journal")
+
+    def act(self, act: Act) -> None:
+        super().act(act)
+        self.replication.turn(self.machine, self.sequencer.version, lambda: encode(self.manifest()), b"")
+
+    def entries(self) -> Iterator[tuple[Came | Did, list[memoryview]]]:
+        assert self.replication.log is not None
+        for entry in self.replication.log.entries(self.at):
+            yield decode(entry.message), entry.payload
+            self.at = entry.end
+
+
+def taken(shadow: Shadow, head: Head) -> None:
+    """The shadow hears what came on the log."""
+    for message, payload in head.entries():
+        if isinstance(message, Came):
+            place, sent = shadow.place(message), b"".join(payload)
+            for part in place:
+                part[:], sent = sent[: len(part)], sent[len(part) :]
+            assert not sent
+            shadow.came(message)
+        else:
+            shadow.did(message)
+
+
+def kept(machine: Machine) -> list[Any]:
+    known = machine.kept()
+    tensors = {name: one.tolist() for name, one in {**known.weights, **known.tensors}.items() if "shown" not in name}
+    numbers = {
+        name: one for name, one in known.numbers.items() if name != "shown"
+    }  # which buffers, that is anybody's choice
+    versions = machine.blocks.versions
+    read = {worker: [moving(versions.buffers[index]) for index in versions.read_by(worker)] for worker in range(SEATS)}
+    return [machine.digest(), tensors, json.loads(json.dumps(numbers)), read]
+
+
+@pytest.mark.parametrize("name", but_thorough(FOLLOWED, [name for name in QUICK if name in FOLLOWED]))
+def test_has_the_heads_memory_to_the_bit(name: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        rng, head, shadow = random.Random(seed), Head(CASES[name]), None
+        made = 0
+        for place in range(40):
+            head.act(Act(*rng.choice(head.possible()), 100 + place))
+            if shadow is None and place >= 5 * seed and head.sequencer.settled:
+                (folder := tmp_path / f"{seed}").mkdir()
+                shadow = head.follow(folder)
+                made = -head.sequencer.version
+            if shadow is not None:
+                taken(shadow, head)
+        assert shadow is not None
+        assert made + head.sequencer.version > 3
+        assert shadow.version == head.sequencer.version
+        assert kept(shadow._machine) == kept(head.machine)
+
+
+def test_notices_another_version(tmp_path: Path) -> None:
+    head = Head(CASES["SGD, in rounds"])
+    shadow = head.follow(tmp_path)
+    for worker in range(WORKERS):
+        head.act(Act("push", worker, worker))
+    shadow._machine.current.bytes[0] ^= 1
+    with pytest.raises(DiffersError, match="version 1 is not the head's"):
+        taken(shadow, head)
+
+
+def test_falls_behind_by_all_that_the_log_holds(tmp_path: Path) -> None:
+    head = Head(CASES["SGD, in rounds"])
+    shadow = head.follow(tmp_path, ring_bytes=3 * head.blocks.layout.nbytes)
+    for place in range(30 * WORKERS):
+        head.act(Act("push", place % WORKERS, place))
+    with pytest.raises(FellBehindError):
+        taken(shadow, head)
