@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from plesio.protocol.reading import ToReader
@@ -13,7 +14,7 @@ from plesio.transport.secure import Credentials, ProofError
 @dataclass(frozen=True, slots=True)
 class ReadingPlace:
     """`token`: that of readers; `worker_token`: that of workers, for who says what the run's metrics are; `far`: to go over the
-    network though the run is on this host."""
+    network though the run is on this host; `others`: where it may be read, too, as at a standby that is head by now."""
 
     host: str
     port: int
@@ -21,17 +22,29 @@ class ReadingPlace:
     worker_token: str = field(repr=False)
     credentials: Credentials | None = None
     far: bool = False
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def _places(self) -> tuple[tuple[str, int], ...]:
+        return ((self.host, self.port), *self.others)
 
     def __str__(self) -> str:
-        return f"the run that is read at {self.host}:{self.port}"
+        return f"the run that is read at {' or '.join(f'{host}:{port}' for host, port in self._places)}"
 
     def dial(self) -> Line[ToReader]:
         """A line with the process that serves readers. Raises OSError, or ProofError for another token."""
+        *others, last = self._places
+        for host, port in others:
+            with suppress(OSError):
+                return self._dial(host, port)
+        return self._dial(*last)
+
+    def _dial(self, host: str, port: int) -> Line[ToReader]:
         try:
-            near = None if self.far else connect_here(self.host, self.port, self.token)
+            near = None if self.far else connect_here(host, port, self.token)
             if near is not None:
                 return NearLine(near.detach(), ToReader, str(self))
-            return FarLine(connect(self.host, self.port, self.token, self.credentials, bytes(16)), ToReader)
+            return FarLine(connect(host, port, self.token, self.credentials, bytes(16)), ToReader)
         except ProofError as error:
             what = "a reader's token is token=, PLESIO_READ_TOKEN, or follows from PLESIO_TOKEN or ~/.plesio/token"
             raise ProofError(f"{error}; {what}") from None

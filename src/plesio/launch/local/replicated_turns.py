@@ -114,7 +114,7 @@ class ReplicatedTurns(Turns):
         descriptors: tuple[int, ...] = ()
         if (log := self._memory.log) is None:
             blocks = machine.blocks
-            ring_bytes = 4 * (blocks.seats + 1) * blocks.layout.nbytes
+            ring_bytes = 2 * (blocks.seats + 1) * blocks.layout.nbytes
             log = self._memory.log = ReplicationLog.create(max(RING_BYTES_MIN, ring_bytes))
             server.handlers.add(log.echo, partial(self._echo, log))
             descriptors = log.descriptors

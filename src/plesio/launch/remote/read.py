@@ -12,7 +12,7 @@ from plesio.entry import entry
 from plesio.errors import ConfigurationError
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
-from plesio.launch.remote.find import LOOPBACK, TOKEN_LENGTH_MIN, host_and_port, token_of
+from plesio.launch.remote.find import LOOPBACK, TOKEN_LENGTH_MIN, addresses_in, host_and_port, token_of
 from plesio.reading.line import read_token
 from plesio.reading.place import ReadingPlace
 from plesio.strategy.answers import Codec
@@ -78,7 +78,8 @@ def read(
     host a version is sent.
 
     Args:
-        address: HOST:PORT where the run waits for readers; tcp://HOST:PORT goes over the network on its own host, too.
+        address: HOST:PORT where the run waits for readers, or several with commas between, of which one answers; tcp://HOST:PORT
+            goes over the network on its own host, too.
         token: what proves that this process may read; else PLESIO_READ_TOKEN, else what follows from PLESIO_TOKEN or
             ~/.plesio/token, which workers have. Whoever has it can change nothing.
         certs, insecure: as for `ps.join`.
@@ -99,7 +100,7 @@ def read(
     ...     print(error)
     the run that is read at 127.0.0.1:1 cannot be reached: ...
     """
-    host, port = host_and_port(address.removeprefix("tcp://"), "address=")
+    (host, port), *others = addresses_in(address, "address=")
     credentials = secure.credentials(certs or os.environ.get("PLESIO_CERTS"), insecure, LOOPBACK)
     workers = os.environ.get("PLESIO_TOKEN", "")
     own = token or os.environ.get(TOKEN)
@@ -108,5 +109,5 @@ def read(
         own = token_of_readers(workers)
     from plesio.reading.reader import Reader  # and with it the kernels of tables: a run with readers needs none
 
-    place = ReadingPlace(host, port, own, workers, credentials, far=address.startswith("tcp://"))
+    place = ReadingPlace(host, port, own, workers, credentials, address.startswith("tcp://"), tuple(others))
     return Reader(place, name, codec, timeout_s)

@@ -294,6 +294,7 @@ class Standbys:
             "on_nonfinite": config.on_nonfinite,
             "standby": config.standby,
             "acknowledge": config.acknowledge,
+            "readers": config.readers,
             "rejoin_s": self._listening.rejoin_s,
             "checkpoint": [checkpoint.every_s, checkpoint.keep] if checkpoint is not None else None,
         }

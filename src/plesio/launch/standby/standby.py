@@ -225,6 +225,10 @@ class Standby:
 
     # As head
 
+    def _readers(self, there: bool | str | None) -> bool | str | None:
+        """Where the run is read from now on: at this host, by the same port."""
+        return f"{self._door.listening.host}:{there.rpartition(':')[2]}" if isinstance(there, str) else there
+
     def _promoted(self) -> tuple[RunConfig, DoorSockets]:
         """Write what there is, and go on from it."""
         shadow, followed = self._shadow, self._followed
@@ -247,6 +251,7 @@ class Standby:
             until=Until(**settings["until"]),
             standby=settings["standby"],
             acknowledge=settings["acknowledge"],
+            readers=self._readers(settings["readers"]),
             checkpoint=Checkpoint(every_s=keeps[0], keep=keeps[1]) if keeps else None,
             resume=folder,
             runs=self._runs,
