@@ -203,16 +203,16 @@ if __name__ == "__main__":
 
 @pytest.mark.thorough
 def test_a_reader_goes_on_with_the_next_head(tmp_path: Path) -> None:
-    """The head is killed and started again at the same address. It goes on from its checkpoint, perhaps an earlier version."""
-    address, taken = f"127.0.0.1:{free_port()}", list[int]()
-    command = [*PYTHON, "-c", HEAD, str(tmp_path), address]
-    follower = Follower(address, tmp_path / "enough", each=lambda reader: taken.append(reader.version))
+    """The head is killed and started again at the other address. It goes on from its checkpoint, perhaps an earlier version."""
+    taken, addresses = list[int](), [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    command, again = ([*PYTHON, "-c", HEAD, str(tmp_path), address] for address in addresses)
+    follower = Follower(",".join(addresses), tmp_path / "enough", each=lambda reader: taken.append(reader.version))
     follower.start()
     head = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=with_tests())
     until(lambda: len(taken) > 5 and list(tmp_path.glob("*/checkpoints/*/manifest.json")))
     head.kill()
     head.wait()
     before = len(taken)
-    subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60, check=True, env=with_tests())
+    subprocess.run(again, stderr=subprocess.DEVNULL, timeout=60, check=True, env=with_tests())
     assert follower.done().last == 600
     assert len(taken) > before
