@@ -5,7 +5,7 @@
 Two workers of 1e6 parameters join a head over the loopback, under `async_sgd` with momentum. The same run without a standby, with
 one, and with one that answers wait for, take turns. All is on this host, and a standby folds all that the head folds. So there
 are two kinds of run. In one the workers take all of two cores, and a standby takes its time from them. The limit beside it is
-that alone: the processor time of the run over that with a standby. In the other a step pauses for 20 ms, in place of an accelerator,
+that alone: the processor time of the run over that with a standby. In the other a step pauses for 20 ms, as on an accelerator,
 so that there are cores for a standby, as there are on a host of its own.
 
 Then the head's session is killed outright, and workers say how long the longest of their steps was. A standby is elected 2 s
