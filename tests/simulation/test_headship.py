@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plesio.core.contender import Contender
 from plesio.core.headship import (
     ANYBODY,
     HEAD_S,
@@ -201,6 +202,14 @@ def test_a_standby_may_be_elected_only_with_the_log_of_the_last_head() -> None:
     assert standby.of == {3}
     standby.forgets()
     assert standby.ask(now_s=99.0) is None
+
+
+def test_who_is_no_head_answers_nobody_and_forgets_no_log_that_it_leads_by() -> None:
+    contender = Contender(0, now_s=0.0, head=Head(0, term=1, voters={0, 10, 11}))
+    assert (contender.term, contender.awaits, contender.forgets()) == (1, set(), False)
+    contender.hear(10, Fenced(2), now_s=0.1)
+    contender.tick(now_s=0.2)
+    assert (contender.term, contender.awaits, contender.forgets()) == (0, {ANYBODY}, True)
 
 
 def test_a_standby_that_more_may_not_elect_than_do_leaves_the_votes_to_another() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plesio.errors import ConfigurationError
 from plesio.launch.standby.shadow import DiffersError, Shadow
 from plesio.memory.machine import Machine
 from plesio.memory.replication import Replication
@@ -106,6 +107,11 @@ def test_has_the_heads_memory_to_the_bit(name: str, tmp_path: Path) -> None:
         assert made + head.sequencer.version > 3
         assert shadow.version == head.sequencer.version
         assert kept(shadow._machine) == kept(head.machine)
+
+
+def test_a_function_does_not_travel() -> None:
+    with pytest.raises(ConfigurationError, match="after_step="):
+        Head(CASES["large, changed after each step"])
 
 
 def test_notices_another_version(tmp_path: Path) -> None:

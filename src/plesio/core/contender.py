@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from plesio.core.headship import LEASE_S, Ask, Beat, Candidate, Fenced, Head, NotYou, Promise, Vote, Voter
+from plesio.core.headship import ANYBODY, LEASE_S, Ask, Beat, Candidate, Fenced, Head, NotYou, Promise, Vote, Voter
 
 SILENT_S = 1.5
 """A voter that answers nothing for so long is taken for dead, and has no vote any more."""
@@ -64,13 +64,13 @@ class Contender:
 
     @property
     def term(self) -> int:
-        """Of the head that it is, or the highest that it has seen as a standby."""
-        return self.head.term if self.head is not None else self._candidate.term
+        """Of the head that it is; 0: it is none."""
+        return self.head.term if self.head is not None else 0
 
     @property
     def awaits(self) -> frozenset[int]:
-        """The standbys that an answer waits for under `acknowledge="standby"`."""
-        return self.head.awaits if self.head is not None else frozenset()
+        """The standbys that an answer waits for under `acknowledge="standby"`. Who is no head answers nobody."""
+        return self.head.awaits if self.head is not None else frozenset({ANYBODY})
 
     @property
     def leads_until_s(self) -> float:
@@ -144,9 +144,11 @@ class Contender:
         known, whose log it is to have."""
         return self.head is None and self._candidate.begins(term)
 
-    def forgets(self) -> None:
-        """There is no log here for now: this standby may not be elected, whatever beats say."""
-        self._candidate.forgets()
+    def forgets(self) -> bool:
+        """There is no log here from now on: this standby may not be elected, whatever beats say. False: it is by now."""
+        if self.head is None:
+            self._candidate.forgets()
+        return self.head is None
 
     # As a voter
 

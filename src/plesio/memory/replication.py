@@ -46,6 +46,10 @@ class Replication(MemoryCapability):
             raise ConfigurationError(
                 "standby=: rows of tables (ps.Table) do not travel to a standby; leave standby out, and keep checkpoints"
             )
+        if blocks.after_step is not None:
+            raise ConfigurationError(
+                "standby=: a function (prepare(after_step=)) does not travel to a standby; leave either out"
+            )
         self._blocks, self._payloads = blocks, Payloads(blocks.layout, blocks.strategy)
 
     def told(self, worker: int, made: Contribution) -> None:

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -71,13 +71,13 @@ class File(msgspec.Struct, tag=True, frozen=True):
     """With its bytes."""
 
     name: str
-    nbytes: int
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Came(msgspec.Struct, tag=True, frozen=True):
     """With the tensors of the contribution."""
 
-    worker: int
+    worker: Annotated[int, msgspec.Meta(ge=0)]
     made: Contribution
 
 
@@ -116,9 +116,10 @@ class StateWanted(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateWritten(msgspec.Struct, tag=True, frozen=True):
-    """The server to the standbys' process, the first time with the log's descriptors: as in `Followed`. `journal`:
-    that, and up to where; `why_not`: there is no state."""
+    """The server to the standbys' process, the first time with the log's descriptors: what is in this folder, as in `Followed`.
+    `journal`: that, and up to where; `why_not`: there is no state."""
 
+    folder: str
     begins: int = 0
     hello: Hello | None = None
     read: dict[int, list[int]] = {}

@@ -42,7 +42,7 @@ class ReplicatedTurns(Turns):
         self._heads = heads
         self._journal = bytearray()
         self.journalled = self._journal.extend
-        self._wanted: StateWanted | None = None
+        self._wanted: list[StateWanted] = []
         self._answers: deque[tuple[int, Callable[..., float], Any]] = deque()  # by what of the log they wait for
         self._new: list[tuple[Callable[..., float], Any]] = []  # of the turn under way
         self._since_s: float | None = None  # since when it may not lead
@@ -53,7 +53,8 @@ class ReplicatedTurns(Turns):
         return partial(self._take, server)
 
     def _from_heads(self) -> None:
-        self._wanted, _ = self._heads.receive(MESSAGE_S)
+        wanted, _ = self._heads.receive(MESSAGE_S)
+        self._wanted.append(wanted)
 
     def _take(self, server: Served, source: int, now_s: float) -> None:
         log = self._memory.log
@@ -65,8 +66,8 @@ class ReplicatedTurns(Turns):
             self._lead_again(server, now_s)
         server.take(source, now_s)
         self._log_turn(server)
-        if self._wanted is not None and server.program.begun and server.program.sequencer.settled:
-            self._write_state(server, self._wanted)
+        while self._wanted and server.program.begun and server.program.sequencer.settled:
+            self._write_state(server, self._wanted.pop())
 
     # While it may not lead
 
@@ -103,13 +104,13 @@ class ReplicatedTurns(Turns):
 
     def _write_state(self, server: Served, wanted: StateWanted) -> None:
         """How the run stands now, when nothing waits to be folded: where the process wants it."""
-        program, machine, self._wanted = server.program, server.machine, None
+        program, machine = server.program, server.machine
         program.recorder.flush()
         manifest = self._manifest(server)
         try:
             read = write_state(Path(wanted.folder), machine, manifest)
         except (PlesioError, OSError) as error:
-            self._heads.send(StateWritten(why_not=str(error)))
+            self._heads.send(StateWritten(wanted.folder, why_not=str(error)))
             return
         descriptors: tuple[int, ...] = ()
         if (log := self._memory.log) is None:
@@ -121,8 +122,9 @@ class ReplicatedTurns(Turns):
         self._memory.version = program.version
         workers = program.sequencer.workers
         written = StateWritten(
-            log.written, machine.blocks.first, read, self._memory.settings, manifest.journal, manifest.position, workers
-        )
+            wanted.folder, log.written, machine.blocks.first, read, self._memory.settings, manifest.journal,
+            manifest.position, workers,
+        )  # fmt: skip
         self._heads.send(written, descriptors)
 
     # Answers that wait
@@ -140,6 +142,6 @@ class ReplicatedTurns(Turns):
 
     def _answer(self, log: ReplicationLog) -> None:
         while self._answers and self._answers[0][0] <= log.has:
-            _, do, (line, answer) = self._answers.popleft()
-            if not line.gone:
-                do(line, answer)
+            _, do, about = self._answers.popleft()
+            if not about[0].gone:  # its line
+                do(*about)

@@ -109,7 +109,7 @@ class WorkerLines(Replies):
     def _answer(self, worker: int, answer: Located) -> float:
         line = self.of(worker)
         line.answers += 1
-        sent_s = self._sent(_write, line, answer.stopping() if line.leaving else answer)
+        sent_s = self._sent(_write, line, answer.stopping() if line.leaving else answer, line.answers)
         if not sent_s:
             self._unresponsive.append(line)
         return sent_s or self.now_s()
@@ -328,10 +328,10 @@ class WorkerLines(Replies):
                 self.lost(line)
 
 
-def _write(line: Line, answer: Located) -> float:
+def _write(line: Line, answer: Located, number: int) -> float:
     """Answer a worker; when that was done, or 0 if there is no room for it."""
     try:
-        write_answer(line.answer, *answer, line.answers)
+        write_answer(line.answer, *answer, number)
     except BlockingIOError:
         return 0.0
     return time.monotonic()

@@ -75,7 +75,7 @@ class Contending:
 
     @property
     def term(self) -> int:
-        """Of the head that it is, or the highest that it has seen as a standby."""
+        """Of the head that it is; 0: it is none."""
         with self._lock:
             return self._contender.term
 
@@ -88,7 +88,7 @@ class Contending:
     @property
     def awaits(self) -> frozenset[int]:
         """The standbys that an answer waits for under `acknowledge="standby"`, by name; `ANYBODY` among them: for nobody who is
-        known, but for a moment."""
+        known, but for a moment, or while this is no head."""
         with self._lock:
             return self._contender.awaits
 
@@ -112,10 +112,10 @@ class Contending:
         with self._lock:
             return self._contender.begins(term)
 
-    def forgets(self) -> None:
-        """There is no log here for now: this standby may not be elected, whatever beats say."""
+    def forgets(self) -> bool:
+        """There is no log here from now on: this standby may not be elected, whatever beats say. False: it is by now."""
         with self._lock:
-            self._contender.forgets()
+            return self._contender.forgets()
 
     # Voters
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plesio.errors import ConfigurationError
 from plesio.launch.job import Listening
-from plesio.protocol.coding import decoder_of
+from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.headship import Place
 from plesio.protocol.replication import Challenge
 from plesio.transport.connect import connect
@@ -24,7 +24,9 @@ _decode: Callable[[bytes], Challenge] = decoder_of(Challenge)
 
 def note(folder: Path, places: Iterable[Place]) -> None:
     """The run in this folder has standbys there."""
-    (folder / NAME).write_text(json.dumps(sorted(places)))
+    written = folder / f".{NAME}"
+    written.write_text(json.dumps(sorted(places)))
+    written.replace(folder / NAME)  # at once: this host may die any moment
 
 
 def refuse_if_led(folder: Path, listening: Listening) -> None:
@@ -43,7 +45,7 @@ def refuse_if_led(folder: Path, listening: Listening) -> None:
 
 def _leads(place: Place, listening: Listening) -> bool:
     """Whether a head answers there, which a standby does not."""
-    with suppress(OSError, ConnectionLostError):
+    with suppress(OSError, ConnectionLostError, ProtocolError):
         wire = connect(*place, listening.token, listening.credentials, STANDBY, CONNECT_S)
         with closing(wire):
             return (frame := wire.receive(CONNECT_S)) is not None and isinstance(_decode(frame.body), Challenge)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hmac
 import importlib.metadata
-import queue
 import secrets
 import select
 import socket
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from plesio.errors import PlesioError
@@ -62,6 +62,8 @@ GLANCE_S = 0.02
 """How soon a thread looks at the log whose bell another has heard."""
 SEES_OUT_S = 2.5
 """How long standbys have to hear that the run is over."""
+STATE_S = 600.0
+"""How long a standby may take to make a memory of the state that it was sent."""
 decode: Callable[[bytes], StandsBy | Has] = decoder_of(FromStandby)
 
 
@@ -74,8 +76,7 @@ class Standbys:
         self._launcher, self._server = launcher, server
         self._waits = job.config.acknowledge == "standby"
         self._log: ReplicationLog | None = None
-        self._states = queue.Queue[StateWritten]()
-        self._one_state = threading.Lock()
+        self._states: dict[str, SimpleQueue[StateWritten]] = {}  # by folder
         self._lock = threading.Lock()  # of what follows
         self._has: dict[int, int] = {}  # by standby: up to where
         self._sent: dict[int, int] = {}  # by standby: up to where
@@ -126,7 +127,8 @@ class Standbys:
         written, descriptors = self._server.receive(LEASE_S)
         if descriptors:
             self._log = ReplicationLog.attach(descriptors)
-        self._states.put(written)
+        if (asked := self._states.get(written.folder)) is not None:  # else that standby is gone
+            asked.put(written)
 
     def _see_out(self) -> None:
         """The run is over. If it ended in order, standbys are told; else they go on with it."""
@@ -208,7 +210,7 @@ class Standbys:
                 self._contending.add(wire)
             else:
                 self._serve(wire, arrived.address)
-        except (ConnectionLostError, ProtocolError, ProofError, OSError):
+        except (ConnectionLostError, ChannelClosedError, ProtocolError, ProofError, OSError):
             pass  # it comes back, if it is one
         finally:
             self._serving.discard(threading.current_thread())
@@ -218,10 +220,11 @@ class Standbys:
         wire.send(FrameKind.CHANNEL, encode(Challenge(nonce)))
         frame = wire.receive(HANDSHAKE_S)
         stands = decode(frame.body) if frame is not None else None
-        if not isinstance(stands, StandsBy):
+        term = self._contending.term
+        if not (isinstance(stands, StandsBy) and term):  # of a head that is fenced there is nothing to follow
             wire.close()
             return
-        name, term = stands.name, self._contending.term
+        name = stands.name
         try:
             if not hmac.compare_digest(stands.proof, proof_of_standby(self._listening.token, nonce)):
                 raise ProtocolError(
@@ -230,7 +233,7 @@ class Standbys:
             begins = self._tell_state(wire, term, stands)
             self._tell(f"{cut(stands.who)} at {address} stands by")
             self._follow(wire, name, term, begins)
-        except PlesioError as error:
+        except (PlesioError, OSError) as error:
             wire.send(FrameKind.CHANNEL, encode(Refused(str(error))))
             wire.part()
         except FellBehindError:
@@ -250,22 +253,17 @@ class Standbys:
 
     def _tell_state(self, wire: Wire, term: int, stands: StandsBy) -> int:
         """How the run stands; from where on the log is to follow. Whoever votes is told where the standby is."""
-        ours, config = importlib.metadata.version("plesio"), self._job.config
+        ours = importlib.metadata.version("plesio")
         if (stands.plesio, stands.protocol) != (ours, remote.PROTOCOL):
             raise ProtocolError(
                 f"the head has plesio {ours}, and the standby {stands.plesio}: install the same on both hosts"
             )
-        if len(self._awaited) >= config.standby:
-            raise ProtocolError(
-                f"the run takes {config.standby} standbys, and they are there: start its head with --standby {config.standby + 1}"
-            )
+        self._wait_for_place(wire, stands.name)
         with tempfile.TemporaryDirectory(prefix="plesio-standby-") as folder:
-            with self._one_state:
-                self._server.send(StateWanted(folder))
-                state = self._states.get(timeout=config.timeout_s)
-                self._note_sent(stands.name, state.begins)
+            state = self._state(wire, folder)
             if state.hello is None:
                 raise ProtocolError(f"the head could not write how the run stands: {state.why_not}")
+            self._note_sent(stands.name, state.begins)
             files = sorted(one for one in Path(folder).rglob("*") if one.is_file())
             contents = [(str(one.relative_to(folder)), one.read_bytes()) for one in files]
             if state.journal:
@@ -285,6 +283,31 @@ class Standbys:
             wire.send(FrameKind.CHANNEL, encode(File(path, len(data))), [memoryview(data)])
         return state.begins
 
+    def _wait_for_place(self, wire: Wire, name: int) -> None:
+        """Until there are fewer standbys than the run takes. One that is lost may not be known to be yet."""
+        takes, until_s = self._job.config.standby, time.monotonic() + 2 * LEASE_S
+        while True:
+            with self._lock:
+                if len(self._awaited.keys() - {name}) < takes:
+                    return
+            if time.monotonic() > until_s:
+                what = f"the run takes {takes} standbys, and they are there: start its head with --standby {takes + 1}"
+                raise ProtocolError(what)
+            wire.send(FrameKind.BEAT, b"")
+            time.sleep(TICK_S)
+
+    def _state(self, wire: Wire, folder: str) -> StateWritten:
+        """What the server wrote into this folder, once training has begun and nothing waits to be folded."""
+        written = self._states[folder] = SimpleQueue[StateWritten]()
+        try:
+            self._server.send(StateWanted(folder))
+            while True:
+                with suppress(Empty):
+                    return written.get(timeout=BEAT_S)
+                wire.send(FrameKind.BEAT, b"")  # one that is gone is not waited for
+        finally:
+            del self._states[folder]
+
     def _settings(self) -> dict[str, Any]:
         """Those that the head of the run goes by, and workers need not know."""
         config = self._job.config
@@ -292,6 +315,7 @@ class Standbys:
         return {
             "until": config.until.goals,
             "on_nonfinite": config.on_nonfinite,
+            "threads": self._job.threads,
             "standby": config.standby,
             "acknowledge": config.acknowledge,
             "readers": config.readers,
@@ -307,6 +331,11 @@ class Standbys:
         poller = select.poll()
         for descriptor in (log.bell, wire.fileno()):
             poller.register(descriptor, select.POLLIN)
+        sent_s = time.monotonic()
+        while not (wire.wait(GLANCE_S) or self._over.is_set()):  # it makes a memory of the state
+            log.check(at)
+            if time.monotonic() - sent_s > STATE_S:
+                raise ConnectionLostError(f"it did not take the state over within {STATE_S:g} s")
         heard_s, told_s = time.monotonic(), 0.0
         while True:
             over = self._over.is_set()

@@ -18,21 +18,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+import torch
+
 from plesio.config import RunConfig
 from plesio.config.checkpoint import Checkpoint
 from plesio.config.until import Until
-from plesio.errors import ConfigurationError, ServerLostError
+from plesio.errors import CheckpointError, ConfigurationError, ServerLostError
 from plesio.launch.local.door import Door
 from plesio.launch.local.forkserver import ForkServer
 from plesio.launch.local.listen import DoorSockets
 from plesio.launch.standby.contending import Contending
-from plesio.launch.standby.shadow import DiffersError, Shadow
+from plesio.launch.standby.shadow import Shadow
 from plesio.launch.standby.voting import dials
 from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
@@ -45,7 +47,7 @@ from plesio.transport.connect import accept, connect
 from plesio.transport.limits import BEAT_S, LEASE_S
 from plesio.transport.replication_log import FRAME
 from plesio.transport.secure import STANDBY, VOTES, ProofError, proof_of_standby
-from plesio.transport.wire import ConnectionLostError, FrameKind, Wire
+from plesio.transport.wire import ConnectionLostError, Frame, FrameKind, Wire
 
 log = logging.getLogger("plesio")
 CONNECT_S = 2.0
@@ -54,8 +56,6 @@ GLANCE_S = 0.02
 """How often it is looked whether this one was elected."""
 RETRY_S = 0.25
 """How long it waits before it looks for a head again."""
-STATE_S = 600.0
-"""How long the head may take to send the next file of its state."""
 JOURNAL = "journal"
 FOREVER_S = 1e6
 M = TypeVar("M")
@@ -76,6 +76,7 @@ class Standby:
         self._shadow: Shadow | None = None
         self._followed: Followed | None = None
         self._came = self._bytes = 0  # contributions, and what came in all
+        self._heard_s = 0.0
         self._elected = threading.Event()
         listening = door.listening
         self._contending = Contending(
@@ -92,32 +93,45 @@ class Standby:
 
         Raises:
             ServerLostError: for `within_s` there is no head, and this one is not elected.
-            ConfigurationError: the head refuses it.
+            ConfigurationError: the head refuses it, or what it sends cannot be written here.
+            DiffersError: what comes of it here is not what the head has.
         """
         ForkServer.shared()  # it imports torch now, and not when somebody waits
+        with ExitStack() as ending:
+            ending.callback(shutil.rmtree, self._copy, ignore_errors=True)
+            ending.callback(self._contending.close)
+            try:
+                with _OpenDoor(self._door, self._contending):
+                    self._stand_by(within_s)
+                promoted = self._promoted()
+            except RunOver:
+                log.info("followed %s contributions in %s bytes", f"{self._came:,}", f"{self._bytes:,}")
+                return None
+            except OSError as error:
+                raise CheckpointError(
+                    f"this standby cannot go on: {error}; make room, or give another --runs"
+                ) from error
+            ending.pop_all()
+            return promoted
+
+    def _stand_by(self, within_s: float) -> None:
+        """Until this one is head."""
         until_s, told = time.monotonic() + within_s, False
-        with _OpenDoor(self._door, self._contending):
-            while not self._leads():
-                try:
-                    with closing(self._line()) as wire:
-                        self._begin(wire)
-                        until_s, told = inf, False
-                        self._follow(wire)
-                except RunOver:
-                    self._contending.close()
-                    log.info("followed %s contributions in %s bytes", f"{self._came:,}", f"{self._bytes:,}")
-                    shutil.rmtree(self._copy, ignore_errors=True)
-                    return None
-                except (OSError, ConnectionLostError, ProtocolError, DiffersError) as error:
-                    until_s = min(until_s, time.monotonic() + within_s)
-                    if not told:
-                        log.info("there is no head: %s", error)
-                        told = True
-                    if time.monotonic() > until_s:
-                        raise ServerLostError(
-                            f"no head: tried to reach {self._at} for {within_s:g} s ({error}), and this standby was not elected"
-                        ) from None
-            return self._promoted()
+        while not self._leads():
+            try:
+                with closing(self._line()) as wire:
+                    self._begin(wire)
+                    until_s, told = inf, False
+                    self._follow(wire)
+            except (ConnectionLostError, ProtocolError) as error:
+                until_s = min(until_s, time.monotonic() + within_s)
+                if not told:
+                    log.info("there is no head: %s", error)
+                    told = True
+                if time.monotonic() > until_s:
+                    raise ServerLostError(
+                        f"no head: tried to reach {self._at} for {within_s:g} s ({error}), and this standby was not elected"
+                    ) from None
 
     @property
     def _at(self) -> str:
@@ -137,24 +151,25 @@ class Standby:
     # As a standby
 
     def _line(self) -> Wire:
-        """A connection with a head. Raises what the last of the places does, where there is none."""
-        listening = self._door.listening
-        for left, place in enumerate(self._places, 1 - len(self._places)):
+        """A connection with a head."""
+        listening, lost = self._door.listening, ConnectionLostError("no place is known")
+        for place in self._places:
             try:
                 return connect(*place, listening.token, listening.credentials, STANDBY, CONNECT_S)
-            except (OSError, ConnectionLostError):
-                if not left:
-                    raise
-        raise AssertionError("there is a place to look at")
+            except (OSError, ConnectionLostError) as error:
+                lost = ConnectionLostError(str(error))
+        raise lost
 
     def _begin(self, wire: Wire) -> None:
         """Take over how the run stands."""
+        self._heard_s = time.monotonic()
         nonce, version = self._hear(wire, Challenge).nonce, importlib.metadata.version("plesio")
         who, listening = f"{socket.gethostname()}:{os.getpid()}", self._door.listening
         name, proof = self._contending.name, proof_of_standby(listening.token, nonce)
         wire.send(FrameKind.CHANNEL, encode(StandsBy(who, version, remote.PROTOCOL, name, listening.place, proof)))
         followed = self._hear(wire, Followed)
-        self._contending.forgets()
+        if not self._contending.forgets():
+            raise ConnectionLostError("this one is elected")
         self._shadow = None
         shutil.rmtree(self._copy)
         self._copy.mkdir()
@@ -165,13 +180,14 @@ class Standby:
             wire.read_payload([memoryview(data)])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
+        torch.set_num_threads(followed.settings["threads"])  # sums depend on that
         self._shadow = shadow = Shadow(followed, self._copy, self._copy / JOURNAL)
         self._followed = followed
         self._contending.set_places(followed.places)
         self._places = [place for name, place in followed.places.items() if name != self._contending.name]
         if not self._contending.begins(followed.term):
             raise ConnectionLostError("there is a later head by now")
-        log.info("standing by for the head at %s, from version %d", wire.peer, shadow.version)
+        log.info("standing by for %s, from version %d", wire.peer, shadow.version)
 
     def _place_of(self, name: str) -> Path:
         path = PurePosixPath(name)
@@ -179,9 +195,20 @@ class Standby:
             raise ProtocolError(f"the head sent a file called {name!r}")
         return self._copy / path
 
+    def _frame(self, wire: Wire) -> Frame | None:
+        """What has come, if it is no beat. The head says something once a second."""
+        frame, now_s = wire.receive(GLANCE_S), time.monotonic()
+        if frame is not None:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > LEASE_S:
+            raise ConnectionLostError(f"{wire.peer} said nothing for {LEASE_S:g} s")
+        return frame if frame is not None and frame.kind is not FrameKind.BEAT else None
+
     def _hear(self, wire: Wire, kind: type[M]) -> M:
-        frame = wire.receive(STATE_S)
-        message = decode(frame.body) if frame is not None else None
+        while (frame := self._frame(wire)) is None:
+            if self._elected.is_set():
+                raise ConnectionLostError("this one is elected")
+        message = decode(frame.body)
         if isinstance(message, Refused):
             raise ConfigurationError(message.why)
         if not isinstance(message, kind):
@@ -192,18 +219,12 @@ class Standby:
         """Do what the head does, until this one is head, or the line is lost."""
         shadow, followed = self._shadow, self._followed
         assert shadow is not None and followed is not None, "it has begun"
-        at, told_s, heard_s = followed.begins, 0.0, time.monotonic()
+        at, told_s, self._heard_s = followed.begins, 0.0, time.monotonic()
         while not self._elected.is_set():
             if time.monotonic() - told_s > BEAT_S:
                 wire.send(FrameKind.CHANNEL, encode(Has(at)))
                 told_s = time.monotonic()
-            frame = wire.receive(GLANCE_S)
-            if frame is None:
-                if time.monotonic() - heard_s > LEASE_S:
-                    raise ConnectionLostError(f"{wire.peer} said nothing for {LEASE_S:g} s")
-                continue
-            heard_s = time.monotonic()
-            if frame.kind is FrameKind.BEAT:
+            if (frame := self._frame(wire)) is None:
                 continue
             message = decode(frame.body)
             if isinstance(message, Came):
@@ -216,7 +237,7 @@ class Standby:
                     shadow.came(message)
                 case Did():
                     wire.send(FrameKind.CHANNEL, encode(Has(at)))  # first: a worker may wait for that
-                    told_s = heard_s
+                    told_s = self._heard_s
                     shadow.did(message)
                 case Over():
                     raise RunOver
@@ -244,6 +265,7 @@ class Standby:
             workers=terms.workers,
             workers_max=terms.seats if terms.seats > terms.workers else None,
             seed=terms.seed,
+            threads=settings["threads"],
             timeout_s=terms.timeout_s,
             data="leases" if terms.stealing else "shards",
             on_worker_error="continue" if terms.lenient else "raise",
@@ -270,8 +292,8 @@ class _OpenDoor:
         self._door, self._contending = door, contending
 
     def __enter__(self) -> None:
-        self._ours, theirs = channel_pair()
-        door = Door(Channel(theirs, FromDoor, "the standby"), self._door.sockets, self._door.listening.token)
+        self._ours, self._theirs = channel_pair()
+        door = Door(Channel(self._theirs, FromDoor, "the standby"), self._door.sockets, self._door.listening.token)
         self._threads = [
             threading.Thread(target=door.run, name="plesio-door", daemon=True),
             threading.Thread(target=self._let_in, name="plesio-hall", daemon=True),
@@ -299,3 +321,4 @@ class _OpenDoor:
         for one in self._threads:
             one.join()
         self._ours.close()
+        self._theirs.close()

@@ -1,0 +1,61 @@
+"""A standby, and a head that the test speaks for."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from plesio.errors import ServerLostError
+from plesio.launch.job import Listening
+from plesio.launch.local.listen import DoorSockets
+from plesio.launch.standby.standby import Standby
+from plesio.protocol.coding import encode
+from plesio.protocol.replication import Challenge
+from plesio.transport.socket_wire import SocketWire
+from plesio.transport.wire import ConnectionLostError, FrameKind
+
+NOBODY = ("127.0.0.1", 1)
+
+
+@pytest.fixture
+def standby(tmp_path: Path) -> Iterator[Standby]:
+    door = DoorSockets.open(
+        Listening(host="127.0.0.1", port=0, token="a token of the tests, long enough", credentials=None, rejoin_s=60.0)
+    )
+    one = Standby([NOBODY], door, tmp_path)
+    yield one
+    one._contending.close()
+    for each in door.sockets:
+        each.close()
+
+
+def test_leaves_nothing_where_there_is_no_head(standby: Standby, tmp_path: Path) -> None:
+    with pytest.raises(ServerLostError, match=r"no head: tried to reach 127\.0\.0\.1:1 for"):
+        standby.wait(0.1)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_one_that_is_elected_waits_for_no_state(standby: Standby, in_time: bool) -> None:
+    """The head's host dies while it waits for it, and the log that it has is the one to go on with."""
+    left, right = socket.socketpair()
+    head = SocketWire(left, "a standby")
+    head.send(FrameKind.CHANNEL, encode(Challenge(b"nonce")))
+    began_s = time.monotonic()
+    if in_time:
+        threading.Timer(0.2, standby._elected.set).start()
+    with closing(SocketWire(right, "the head")) as wire, closing(head):
+        if not in_time:
+            monkey = pytest.MonkeyPatch()
+            monkey.setattr("plesio.launch.standby.standby.LEASE_S", 0.5)
+        with pytest.raises(ConnectionLostError, match="elected" if in_time else "said nothing for 0.5 s"):
+            standby._begin(wire)
+        if not in_time:
+            monkey.undo()
+    assert time.monotonic() - began_s < 5.0
