@@ -63,12 +63,10 @@ class Leading:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.place: Place = self._listener.getsockname()[:2]
         self.until_s, self.terms = -math.inf, list[int]()
-        self.follows: list[Place] = []
         self.contending = Contending(
             leads,
             publish=self._publish,
             elected=self.terms.append,
-            follows=self.follows.append,
             dial=net.dial(self.place),
         )
         threading.Thread(target=self._accept, daemon=True).start()
@@ -82,6 +80,11 @@ class Leading:
                 connection, _ = self._listener.accept()
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
                 self.contending.add(SocketWire(connection, "a voter"))
+
+    @property
+    def follows(self) -> int:
+        """The term of the head that its voter promised, or voted for, last."""
+        return self.contending._voting._term
 
     @property
     def leads(self) -> bool:
@@ -120,7 +123,7 @@ class Run:
             ours.callback(one.voting.close)
         for leading in self.both:
             leading.contending.set_places({each.contending.name: each.place for each in self.both})
-        until(lambda: self.standby.follows == [self.head.place])
+        until(lambda: self.standby.follows == self.head.contending.term)
         assert self.standby.contending.begins(self.head.contending.term)
         assert self.head.until_s == math.inf, "it is alone"
         self.head.contending.set_electable({self.standby.contending.name})
@@ -165,7 +168,7 @@ def test_the_standby_is_elected_when_the_head_is_cut_off_and_the_head_is_fenced_
         until(lambda: all(one.follows_now(run.standby) for one in run.workers))
         run.net.heal()
         until(lambda: run.head.until_s == -math.inf)
-        until(lambda: run.head.follows == [run.standby.place])
+        until(lambda: run.head.follows == run.standby.contending.term)
         assert run.standby.leads
         assert run.head.terms == []
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from plesio.core.headship import ANYBODY
 from plesio.errors import ServerLostError
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
@@ -39,6 +42,18 @@ def test_leaves_nothing_where_there_is_no_head(standby: Standby, tmp_path: Path)
     with pytest.raises(ServerLostError, match=r"no head: tried to reach 127\.0\.0\.1:1 for"):
         standby.wait(0.1)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_what_it_has_is_kept_where_nobody_goes_on(standby: Standby, tmp_path: Path) -> None:
+    """It was elected, and whoever voted for it is gone."""
+    standby._elected.set()
+    standby._contending.close()
+    standby._contending = Mock(awaits={ANYBODY}, leads_until_s=0.0)
+    standby._door = DoorSockets(dataclasses.replace(standby._door.listening, rejoin_s=0.1), standby._door.sockets)
+    standby._shadow = Mock(version=7, **{"write.return_value": standby._copy})
+    with pytest.raises(ServerLostError, match=r"could not be reached for 0\.1 s; to go on from version 7"):
+        standby.wait(60.0)
+    assert [*tmp_path.iterdir()] == [standby._copy]
 
 
 @pytest.mark.parametrize("in_time", [True, False])

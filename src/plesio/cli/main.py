@@ -41,19 +41,8 @@ ASKED_WRONGLY = (errors.ConfigurationError, errors.ModelMismatchError, errors.Sh
 
 ORDER = (
     *("run", "compare", "demo", "simulate", "whatif", "watch", "status", "runs", "strategies"),
-    *(
-        "serve",
-        "join",
-        "standby",
-        "evaluate",
-        "rows",
-        "serve-rows",
-        "template",
-        "certs",
-        "journal",
-        "replay",
-        "version",
-    ),
+    *("serve", "join", "standby", "evaluate", "rows", "serve-rows"),
+    *("template", "certs", "journal", "replay", "version"),
 )
 """The commands by use, as the help lists them."""
 

@@ -39,7 +39,7 @@ class StandsBy(msgspec.Struct, tag=True, frozen=True):
     who: str
     plesio: str
     protocol: int
-    name: int
+    name: Annotated[int, msgspec.Meta(ge=0)]
     place: Place
     proof: bytes
 

@@ -31,6 +31,9 @@ LOOK_S = 0.05
 """How often a standby looks whether its head is lost, and, if so, asks."""
 
 
+def _ignore(_: object) -> None: ...
+
+
 class Contending:
     """One such process. All of it may be called by any thread.
 
@@ -40,7 +43,6 @@ class Contending:
         publish: called with the time until which it may fold and answer if it hears nothing more: `inf` while no standby was
             ever named, `-inf` where it is no head. A lock is held meanwhile: it has to return at once, and call nothing here.
         elected: called with the term whenever this process becomes head, in one of the threads here: it has to return soon.
-        follows: called with the place of whoever else becomes head, or gets this process's vote, as `publish` is.
         dial: makes a connection with a place (`plesio.launch.standby.voting.dials`).
 
     Attributes:
@@ -51,10 +53,9 @@ class Contending:
         self,
         leads: bool,
         *,
-        publish: Callable[[float], None],
-        elected: Callable[[int], None],
-        follows: Callable[[Place], None],
         dial: Callable[[Place], Wire],
+        publish: Callable[[float], object] = _ignore,
+        elected: Callable[[int], object] = _ignore,
         after: int = 0,
     ) -> None:
         self.name = new_name()
@@ -68,7 +69,7 @@ class Contending:
         self._electable: frozenset[int] = frozenset()
         self._places: dict[int, Place] = {}
         self._soon, self._closed = threading.Event(), False
-        self._voting = Voting(self.name, (), dial, follows, self._told)
+        self._voting = Voting(self.name, (), dial, _ignore, self._told)
         threading.Thread(target=self._run, name="who leads", daemon=True).start()
 
     # What others read and set

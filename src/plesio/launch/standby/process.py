@@ -89,8 +89,6 @@ class Standbys:
         self._contending = Contending(
             True,
             publish=self._publish,
-            elected=_ignore,
-            follows=_ignore,
             dial=dials(self._listening.token, self._listening.credentials),
             after=self._listening.takes_over,
         )
@@ -365,9 +363,6 @@ class Standbys:
                 wire.send(FrameKind.BEAT, b"")
                 told_s = time.monotonic()
             poller.poll(1000 * GLANCE_S)
-
-
-def _ignore(_: object) -> None: ...
 
 
 def main(job: Job, descriptors: list[int]) -> None:

@@ -77,13 +77,12 @@ class Standby:
         self._followed: Followed | None = None
         self._came = self._bytes = 0  # contributions, and what came in all
         self._heard_s = 0.0
+        self._keeps = False
         self._elected = threading.Event()
         listening = door.listening
         self._contending = Contending(
             False,
-            publish=_ignore,
             elected=lambda term: self._elected.set(),
-            follows=_ignore,
             dial=dials(listening.token, listening.credentials),
         )
         self._contending.set_places({self._contending.name: listening.place})
@@ -92,13 +91,13 @@ class Standby:
         """Follow until this one is head: what it goes on with, and where it listens. None: the run is over.
 
         Raises:
-            ServerLostError: for `within_s` there is no head, and this one is not elected.
+            ServerLostError: for `within_s` there is no head, and this one is not elected, or cannot lead. What it has is kept.
             ConfigurationError: the head refuses it, or what it sends cannot be written here.
             DiffersError: what comes of it here is not what the head has.
         """
         ForkServer.shared()  # it imports torch now, and not when somebody waits
         with ExitStack() as ending:
-            ending.callback(shutil.rmtree, self._copy, ignore_errors=True)
+            ending.callback(self._clear)
             ending.callback(self._contending.close)
             try:
                 with _OpenDoor(self._door, self._contending):
@@ -129,9 +128,22 @@ class Standby:
                     log.info("there is no head: %s", error)
                     told = True
                 if time.monotonic() > until_s:
-                    raise ServerLostError(
-                        f"no head: tried to reach {self._at} for {within_s:g} s ({error}), and this standby was not elected"
-                    ) from None
+                    why = f"no head: tried to reach {self._at} for {within_s:g} s ({error})"
+                    raise self._lost(f"{why}, and this standby was not elected") from None
+
+    def _lost(self, why: str) -> ServerLostError:
+        """Nobody goes on. What is here is written, for a human to resume."""
+        if self._shadow is None:
+            return ServerLostError(why)
+        self._keeps = True
+        folder, version = self._shadow.write(), self._shadow.version
+        return ServerLostError(
+            f"{why}; to go on from version {version}, which is here, begin a head with --resume {folder}"
+        )
+
+    def _clear(self) -> None:
+        if not self._keeps:
+            shutil.rmtree(self._copy, ignore_errors=True)
 
     @property
     def _at(self) -> str:
@@ -141,10 +153,16 @@ class Standby:
         """Whether it was elected, and most who vote know that nobody else may be. Between two looks for a head it waits a bit."""
         if not self._elected.wait(RETRY_S):
             return False
+        within_s = self._door.listening.rejoin_s
+        until_s = time.monotonic() + within_s
         while self._contending.awaits or self._contending.leads_until_s < time.monotonic():
             if self._contending.leads_until_s == -inf:  # another was, later
                 self._elected.clear()
                 return False
+            if time.monotonic() > until_s:
+                raise self._lost(
+                    f"this standby was elected, and then most who vote could not be reached for {within_s:g} s"
+                )
             time.sleep(GLANCE_S)
         return True
 
@@ -280,9 +298,6 @@ class Standby:
         )
         listening = replace(self._door.listening, rejoin_s=settings["rejoin_s"], takes_over=term)
         return config, DoorSockets(listening, self._door.sockets)
-
-
-def _ignore(_: object) -> None: ...
 
 
 class _OpenDoor:
