@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from plesio.core.headship import ANYBODY
-from plesio.errors import ServerLostError
+from plesio.errors import CheckpointError, ServerLostError
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
 from plesio.launch.standby.standby import Standby
@@ -42,6 +42,12 @@ def test_leaves_nothing_where_there_is_no_head(standby: Standby, tmp_path: Path)
     with pytest.raises(ServerLostError, match=r"no head: tried to reach 127\.0\.0\.1:1 for"):
         standby.wait(0.1)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_words(standby: Standby, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="give another folder"):
+        Standby([NOBODY], standby._door, tmp_path / "file" / "runs")
 
 
 def test_what_it_has_is_kept_where_nobody_goes_on(standby: Standby, tmp_path: Path) -> None:

@@ -71,8 +71,11 @@ class Standby:
 
     def __init__(self, places: Sequence[Place], door: DoorSockets, runs: Path) -> None:
         self._places, self._door, self._runs = list(places), door, runs
-        runs.mkdir(parents=True, exist_ok=True)
-        self._copy = Path(tempfile.mkdtemp(prefix="standby-", dir=runs))
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            self._copy = Path(tempfile.mkdtemp(prefix="standby-", dir=runs))
+        except OSError as error:
+            raise _cannot_write(error) from error
         self._shadow: Shadow | None = None
         self._followed: Followed | None = None
         self._came = self._bytes = 0  # contributions, and what came in all
@@ -107,9 +110,7 @@ class Standby:
                 log.info("followed %s contributions in %s bytes", f"{self._came:,}", f"{self._bytes:,}")
                 return None
             except OSError as error:
-                raise CheckpointError(
-                    f"this standby cannot go on: {error}; make room, or give another --runs"
-                ) from error
+                raise _cannot_write(error) from error
             ending.pop_all()
             return promoted
 
@@ -298,6 +299,10 @@ class Standby:
         )
         listening = replace(self._door.listening, rejoin_s=settings["rejoin_s"], takes_over=term)
         return config, DoorSockets(listening, self._door.sockets)
+
+
+def _cannot_write(error: OSError) -> CheckpointError:
+    return CheckpointError(f"this standby cannot go on: {error}; make room, or give another folder (--runs)")
 
 
 class _OpenDoor:
