@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
-from plesio.core.headship import LEASE_S
+from plesio.core.headship import LEASE_S, NONE, Ask, Beat, Promise, Vote
 from plesio.launch.local.door import Door
 from plesio.launch.standby.contending import Contending
 from plesio.launch.standby.voting import Voting, dials, new_name
@@ -206,6 +206,20 @@ def test_a_voter_that_reads_nothing_holds_up_nobody() -> None:
         assert run.head.has_promises
         assert run.standby.terms == []
         assert LINE_S < PATIENCE_S
+
+
+def test_a_worker_whose_vote_came_to_nothing_follows_the_head_that_others_elected_in_that_term() -> None:
+    head, standby, follows = ("head", 1), ("standby", 2), list[Place]()
+    beat = Beat(2, 1, 9, frozenset({7}), frozenset({9}))
+    says = {Ask: Vote(2, NONE), Beat: Promise(2, 1)}
+    with closing(
+        Voting(7, (), lambda _: pytest.fail("it knows nobody"), follows.append, lambda said, _: says[type(said)])
+    ) as one:
+        one._answer(standby, Ask(2, 8, frozenset({1}), NONE))
+        for _ in range(2):
+            one._answer(head, beat)
+        one._answer(standby, Ask(2, 8, frozenset({1}), NONE))
+    assert follows == [standby, head]
 
 
 def test_a_voter_proves_itself_at_the_door() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from plesio.core.events import Show
 from plesio.errors import ConfigurationError
 from plesio.launch.standby.shadow import DiffersError, Shadow
 from plesio.memory.machine import Machine
@@ -18,7 +19,7 @@ from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.remote import Terms
 from plesio.protocol.replication import Came, Did, Followed, FromHead
 from plesio.server.checkpointer import Checkpointer
-from plesio.server.checkpoints import Manifest
+from plesio.server.checkpoints import Manifest, latest
 from plesio.server.keeping import Keeping
 from plesio.server.standby_state import write_state
 from plesio.transport.replication_log import FellBehindError, ReplicationLog
@@ -57,6 +58,8 @@ class Head(Server):
 
     def act(self, act: Act) -> None:
         super().act(act)
+        if not all(isinstance(one, Show) for one in self.replication.effects):
+            self.changed = self.manifest()
         self.replication.turn(self.machine, self.sequencer.version, lambda: encode(self.manifest()), b"")
 
     def entries(self) -> Iterator[tuple[Came | Did, list[memoryview]]]:
@@ -106,12 +109,23 @@ def test_has_the_heads_memory_to_the_bit(name: str, tmp_path: Path) -> None:
         assert shadow is not None
         assert made + head.sequencer.version > 3
         assert shadow.version == head.sequencer.version
+        assert encode(shadow.manifest) == encode(head.changed), (
+            "it goes with the memory, which changes between versions, too"
+        )
         assert kept(shadow._machine) == kept(head.machine)
 
 
 def test_a_function_does_not_travel() -> None:
     with pytest.raises(ConfigurationError, match="after_step="):
         Head(CASES["large, changed after each step"])
+
+
+def test_is_elected_before_it_has_another_version(tmp_path: Path) -> None:
+    head = Head(CASES["SGD, in rounds"])
+    for worker in range(WORKERS):
+        head.act(Act("push", worker, worker))
+    shadow = head.follow(tmp_path)
+    assert latest(shadow.write()).manifest.version == shadow.version == 1
 
 
 def test_notices_another_version(tmp_path: Path) -> None:

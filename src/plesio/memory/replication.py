@@ -63,13 +63,14 @@ class Replication(MemoryCapability):
         self.effects.append(effect)
 
     def turn(self, machine: ModelMemory, version: int, manifest: Callable[[], bytes], journal: bytes) -> None:
-        """A turn of the server is over, and there is this `version`. `manifest`: what a checkpoint of that would say, packed;
+        """A turn of the server is over, and there is this `version`. `manifest`: what a checkpoint of now would say, packed;
         `journal`: what that was told meanwhile."""
         effects, self.effects = self.effects, []
         if self.log is None or not (effects or journal):
             return
         did = Did(tuple(effects), journal)
-        if version != self.version:
+        if version != self.version or not all(isinstance(one, Show) for one in effects):
+            # Between two versions, too, a memory learns: a gradient that is held teaches the damping of others.
             checksum = window_checksum(machine.folded.bytes, version)
             did = Did(did.effects, journal, version, checksum, manifest())
             self.version = version

@@ -59,6 +59,7 @@ class WorkerLines(Replies):
         self.wake_s = inf
         """When `Ticked` is to be told."""
         self._undone = 0  # versions of the head before, as far as a worker has told
+        self._came = set[int]()  # who has taken part under this head
         self.emptied_s = 0.0
         """When a worker was lost last."""
         self._lines, self._handlers, self._turns = lines, handlers, turns
@@ -219,7 +220,8 @@ class WorkerLines(Replies):
         if line.worker >= self.program.sequencer.workers and not line.leaving:
             self.program.scale(line.worker + 1, now_s)
         hello = line.hello
-        if self._opening.takes_over and hello is not None:
+        if self._opening.takes_over and hello is not None and line.worker not in self._came:  # else it saw them here
+            self._came.add(line.worker)
             self._count_undone(line.worker, hello.version - self.program.began_at)
         self.program.joined(line.worker, line.incarnation, now_s, hello.at if hello is not None else None)
 

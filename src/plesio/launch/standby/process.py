@@ -80,6 +80,7 @@ class Standbys:
         self._lock = threading.Lock()  # of what follows
         self._has: dict[int, int] = {}  # by standby: up to where
         self._sent: dict[int, int] = {}  # by standby: up to where
+        self._wires: dict[int, Wire] = {}  # by standby
         self._awaited: dict[int, int] = {}  # those that answers wait for: what each needs to have to be elected
         self._electable: set[int] = set()
         self._over = threading.Event()
@@ -169,10 +170,12 @@ class Standbys:
             self._log.has = has
             self._log.rings_back()
 
-    def _heard(self, name: int, up_to: int) -> None:
+    def _heard(self, name: int, wire: Wire, up_to: int) -> None:
         """A standby has so much. It may be elected once it has all that was answered before answers waited for it."""
         assert self._log is not None, "it has some of it"
         with self._lock:
+            if self._wires.get(name) is not wire:  # it has another by now
+                return
             self._has[name] = up_to
             if name not in self._awaited:
                 self._awaited[name] = 0
@@ -190,14 +193,28 @@ class Standbys:
             self._sent[name] = at
             self._log.sent = min(self._sent.values())
 
-    def _lost(self, name: int) -> None:
+    def _met(self, name: int, wire: Wire) -> None:
+        """Its line before may not be known to be lost: this one takes its place."""
         with self._lock:
-            self._sent.pop(name, None)
-            if self._log is not None:
-                self._log.sent = min(self._sent.values(), default=ALL)
-            self._awaited.pop(name, None)
-            self._electable.discard(name)
-            self._contending.set_electable(self._electable)
+            before, self._wires[name] = self._wires.get(name), wire
+            self._forget(name)
+        if before is not None:
+            before.cut()
+
+    def _lost(self, name: int, wire: Wire) -> None:
+        with self._lock:
+            if self._wires.get(name) is wire:
+                del self._wires[name]
+                self._forget(name)
+
+    def _forget(self, name: int) -> None:
+        """It has nothing of the log, for now at least."""
+        self._sent.pop(name, None)
+        if self._log is not None:
+            self._log.sent = min(self._sent.values(), default=ALL)
+        self._awaited.pop(name, None)
+        self._electable.discard(name)
+        self._contending.set_electable(self._electable)
 
     # A standby
 
@@ -228,6 +245,7 @@ class Standbys:
                 raise ProtocolError(
                     "the token of standbys (PLESIO_STANDBY_TOKEN, else that of workers) is another here"
                 )
+            self._met(name, wire)
             begins = self._tell_state(wire, term, stands)
             self._tell(f"{cut(stands.who)} at {address} stands by")
             self._follow(wire, name, term, begins)
@@ -242,7 +260,7 @@ class Standbys:
                     f"the standby {cut(stands.who)} is lost: until one is back, the death of this host ends the run"
                 )
         finally:
-            self._lost(name)
+            self._lost(name, wire)
             wire.close()
 
     def _tell(self, what: str, fatal: str = "") -> None:
@@ -289,7 +307,9 @@ class Standbys:
                 if len(self._awaited.keys() - {name}) < takes:
                     return
             if time.monotonic() > until_s:
-                what = f"the run takes {takes} standbys, and they are there: start its head with --standby {takes + 1}"
+                what = (
+                    f"as many standbys as the run takes ({takes}) are there: start its head with --standby {takes + 1}"
+                )
                 raise ProtocolError(what)
             wire.send(FrameKind.BEAT, b"")
             time.sleep(TICK_S)
@@ -355,7 +375,7 @@ class Standbys:
                 return
             while wire.wait(0.0) or wire.has_input:
                 if (frame := wire.receive(LEASE_S)) is not None and isinstance(has := decode(frame.body), Has):
-                    self._heard(name, has.up_to)
+                    self._heard(name, wire, has.up_to)
                 heard_s = time.monotonic()
             if time.monotonic() - heard_s > LEASE_S or self._contending.term != term:
                 raise ConnectionLostError("it said nothing, or follows another head")

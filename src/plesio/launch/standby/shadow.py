@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ class Shadow:
     """Of the head that said `followed`. In `folder` there is a checkpoint; `journal`: the head's so far.
 
     Attributes:
-        manifest: of the newest version, as a checkpoint of it would have it.
+        manifest: of when the memory changed last, as a checkpoint of it would have it.
         version: the newest that this copy has.
     """
 
@@ -62,7 +63,7 @@ class Shadow:
         if did.journal:
             with open(self._journal, "ab") as file:
                 file.write(did.journal)
-        if did.version:
+        if did.manifest:
             self.manifest = decode_manifest(did.manifest)
             if window_checksum(self._machine.folded.bytes, did.version) != did.checksum:
                 raise DiffersError(f"version {did.version} is not the head's")
@@ -73,5 +74,6 @@ class Shadow:
         manifest = self.manifest.with_memory(kept.layout, kept.numbers)
         if manifest.journal:
             manifest = msgspec.structs.replace(manifest, journal=str(self._journal.resolve()))
+        shutil.rmtree(self._folder / FOLDER)  # what it began from, which may be the same version
         CheckpointStore(self._folder / FOLDER, keep=1).save(manifest, kept.weights, kept.tensors)
         return self._folder

@@ -69,7 +69,7 @@ class Voting:
         self._lock = threading.Lock()
         self._known: set[Place] = set()
         self._lines: dict[int, Place] = {}  # by name of who may lead: where the line to it goes
-        self._term = 0  # that it follows
+        self._term, self._to = 0, ("", 0)  # that it follows, and where that is
         self._closed = threading.Event()
         self.learn(places)
 
@@ -124,10 +124,16 @@ class Voting:
             return None
         with self._lock:
             reply = self._told(said, time.monotonic())
-            if isinstance(reply, Promise | Vote) and reply.term > self._term:
-                self._term = reply.term
-                self._follows(place)
+            if isinstance(reply, Promise | Vote):
+                self._goes_to(place, reply)
         return reply
+
+    def _goes_to(self, place: Place, reply: Promise | Vote) -> None:
+        """Follow it, if that is new. A beat comes from the one head of its term, and the vote of that term may be another's."""
+        newest = reply.term > self._term or (reply.term == self._term and isinstance(reply, Promise))
+        if newest and (reply.term, place) != (self._term, self._to):
+            self._term, self._to = reply.term, place
+            self._follows(place)
 
 
 def _said(wire: Wire, frame: Frame | None) -> ToVoter | None:
