@@ -23,6 +23,7 @@ from plesio.cli.simulate import simulate
 from plesio.config import SETTINGS, RunConfig
 from plesio.config.until import Until
 from plesio.errors import ConfigurationError
+from plesio.launch.start import start
 from support.loops import endless
 
 NO_SETTINGS = {"train", "evaluate", "model", "on_round", "watch", "sinks", "progress"}
@@ -185,6 +186,38 @@ def test_run_toml_of_a_run_is_as_documented(tmp_path: Path) -> None:
 def test_options_for_real_processes_are_refused_in_simulations(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         RunConfig(**{"strategy": "async_sgd", "workers": 2, "engine": ps.Simulated("uniform"), **setting})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine": ps.Simulated("uniform")}, "standbys follow the head of a run whose workers join it"),
+        ({"strategy": "allreduce"}, "under allreduce workers fold, and no server has all; take sync_sgd or async_sgd"),
+        ({"strategy": "hogwild"}, "under hogwild workers fold, and no server has all"),
+        ({"strategy": "fedavg"}, "what clients keep does not travel to a standby"),
+        (
+            {"strategy": ps.phases(ps.sync_sgd(), (5, ps.async_sgd()))},
+            "another phase goes on from that; take one strategy",
+        ),
+        ({"ranks": 2}, "a worker of several processes does not come back to a standby"),
+        ({"servers": 2}, "rows of tables do not travel to a standby"),
+        ({"durability": "process"}, "goes on here when the server dies, and standby= elsewhere: choose one"),
+        ({"standby": 8}, "a whole number from 0 to 7"),
+        ({"standby": 0, "acknowledge": "standby"}, "acknowledge='standby': nobody stands by; give standby=1"),
+        ({"acknowledge": "nobody"}, "unknown acknowledge 'nobody'; known: head, standby"),
+    ],
+)
+def test_a_standby_is_refused_where_it_could_not_go_on(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        RunConfig(**{"strategy": "async_sgd", "workers": 2, "standby": 1, **settings})
+
+
+def test_functions_and_workers_that_would_die_with_the_head_are_refused_with_a_standby() -> None:
+    config = RunConfig(strategy="async_sgd", workers=1, standby=1)
+    with pytest.raises(ConfigurationError, match="a standby has no script, so nobody would call evaluate or on_round"):
+        start(config, endless, evaluate=lambda model: {"loss": 0.0})
+    with pytest.raises(ConfigurationError, match=r"the workers of ps\.run are processes of this host, and die with it"):
+        start(config, endless)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""What one run is to be: its strategy, its workers, and the faults that strike it one after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import plesio as ps
+from plesio.strategy import Strategy
+from support.paced import BATCH, carrying, visiting
+
+SAMPLES, EPOCHS, PAUSE_S = 480, 3, 0.06
+KILL_HEAD, FREEZE_HEAD, KILL_STANDBY, KILL_WORKER, CUT = (
+    "head killed",
+    "head frozen",
+    "standby killed",
+    "worker killed",
+    "split",
+)
+KILLS = (KILL_HEAD, KILL_HEAD, KILL_HEAD, FREEZE_HEAD, KILL_STANDBY, KILL_WORKER)
+SITES = 3
+COUNTING = (ps.async_sgd("plain"), ps.sync_sgd())
+"""Of these it is counted how often each sample is in the weights."""
+OTHERS = (
+    ps.async_sgd(),
+    ps.async_sgd(codec="int8"),
+    ps.sync_sgd(),
+    ps.local_sgd(4),
+    ps.diloco(4),
+    ps.buffered(2),
+    ps.first_of(2),
+    ps.bounded_staleness(2),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`places`: at which site the head, the standby (and those after it), and each worker are."""
+
+    seed: int
+    strategy: Strategy
+    counts: bool
+    acknowledge: str
+    workers: int
+    faults: tuple[str, ...]
+    places: tuple[int, ...]
+
+    @property
+    def in_networks(self) -> bool:
+        """Whether each site has a network of its own."""
+        return CUT in self.faults
+
+    def train(self, seen: Path) -> Callable[..., None]:
+        """The training function."""
+        how: dict[str, Any] = {"seen": seen, "samples": SAMPLES, "epochs": EPOCHS, "pause_s": PAUSE_S * self.workers}
+        return partial(visiting, lr=float(self.workers), **how) if self.counts else partial(carrying, **how)
+
+    @property
+    def batches(self) -> int:
+        return SAMPLES // BATCH * EPOCHS
+
+    def __str__(self) -> str:
+        faults = ", ".join(self.faults)
+        return f'{self.strategy.name}, acknowledge="{self.acknowledge}", {self.workers} workers, at {self.places}: {faults}'
+
+
+def draw(seed: int, splits: bool) -> Plan:
+    """`splits`: links are cut; else processes die or stand still."""
+    rng = random.Random(seed)
+    counts = rng.random() < 0.5
+    strategy = rng.choice(COUNTING if counts else OTHERS)
+    workers = rng.randint(2 if strategy.name in ("first_of(2)", "buffered(2)") else 1, 3)
+    faults = tuple(CUT if splits and rng.random() < 0.8 else rng.choice(KILLS) for _ in range(rng.randint(2, 4)))
+    places = tuple(rng.randrange(SITES) for _ in range(workers + 2))
+    acknowledge = rng.choice(("head", "standby"))
+    if (
+        strategy.send.codec is not None
+    ):  # what packings of undone updates left out stays in the worker, and is not replayed
+        acknowledge = "standby"
+    return Plan(seed, strategy, counts, acknowledge, workers, faults, places)
