@@ -62,7 +62,7 @@ def ends_in(ours: Hosts, leader: Leader, train: Any) -> ps.Run:
     done = leader.done
     assert done.batches_unvisited == 0
     assert done.folder is not None
-    assert str(ps.replay(done.folder, train)) == f"bit-identical: {done.version} versions, all computed again"
+    assert str(ps.replay(done.folder, train)) == f"bit-identical: {done.version:,} versions, all computed again"
     return done
 
 
@@ -262,7 +262,7 @@ def test_a_standby_ends_with_a_run_that_ends_otherwise(how: str, tmp_path: Path)
 def test_who_may_not_stand_by_is_told_why(tmp_path: Path) -> None:
     """One with another token, and one more than the run takes."""
     with hosts(tmp_path / "run", ps.async_sgd(), WORKERS) as ours:
-        train = training(ours)
+        train = training(ours, epochs=4 * EPOCHS)
         head, _ = begin(ours, train)
         another = ours.standby(enter=lambda: os.environ.update(PLESIO_STANDBY_TOKEN="that of somebody else"))
         one_more = ours.standby()
