@@ -198,6 +198,12 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     raised: str
 
 
+class StandingBy(msgspec.Struct, tag=True, frozen=True):
+    """The standbys' process to the launcher: so many standbys could go on."""
+
+    standbys: int
+
+
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """The launcher to the standbys' process: the run ended, well or by an error of its own, and nobody is to go on with it."""
 
@@ -205,7 +211,7 @@ class Ended(msgspec.Struct, tag=True, frozen=True):
 ToServer = Stop | Opened | Emptied | Scale | Keep | SwitchRequest | Measure | BeginRound
 FromServer = Begun | Reborn | Progress | Lately | Writing | Trouble | StopRequest | RoundMade | Final
 FromDoor = Arrived | TurnedAway
-FromHeads = Trouble
+FromHeads = Trouble | StandingBy
 ToHeads = Arrived | Ended
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import select
+import signal
 import socket
 import time
 import warnings
@@ -69,6 +70,7 @@ class LocalEngine:
         self._kills = sorted((one for one in job.config.faults if isinstance(one, Kill)), key=lambda one: one.after_s)
         self._poller = select.poll()
         self._by_descriptor: dict[int, Process] = {}
+        self._standing_by = 0  # how many standbys could go on
 
     def run(self) -> Outcome:
         """Start everything, wait until it is over, clean up; raises what ended it. A second Ctrl-C is a KeyboardInterrupt."""
@@ -159,6 +161,11 @@ class LocalEngine:
     def _over(self) -> bool:
         """Whether nobody is waited for any more."""
         if self._losses.error is not None:
+            return True
+        if self._ctrl_c.pressed and self._ctrl_c.number == signal.SIGTERM and self._standing_by:
+            what = "this head is told to end (SIGTERM): a standby goes on with the run"
+            self._losses.happened(None, what)
+            self._losses.fail(ServerLostError(what))
             return True
         if self._ctrl_c.pressed:
             self._ask_to_stop("interrupted")
@@ -288,6 +295,8 @@ class LocalEngine:
                 self._losses.happened(process.worker, f"{process.title} was hung up on: {why}")
             case launcher.Failed():
                 self._losses.failed(process, message)
+            case launcher.StandingBy(standbys):
+                self._standing_by = standbys
             case launcher.Trouble():  # the standbys' process does not know the run's time
                 self._losses.told(replace(message, incident=replace(message.incident, time_s=self._live.time_s)))
 

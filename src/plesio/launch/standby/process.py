@@ -35,7 +35,7 @@ from plesio.launch.standby.voting import dials
 from plesio.observe.summary import Incident
 from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, cut, decoder_of, encode
-from plesio.protocol.launcher import Arrived, Ended, ToHeads, Trouble
+from plesio.protocol.launcher import Arrived, Ended, StandingBy, ToHeads, Trouble
 from plesio.protocol.replication import (
     Challenge,
     File,
@@ -170,6 +170,11 @@ class Standbys:
             self._log.has = has
             self._log.rings_back()
 
+    def _say_electable(self) -> None:
+        self._contending.set_electable(self._electable)
+        with suppress(ChannelClosedError):
+            self._launcher.send(StandingBy(len(self._electable)))
+
     def _heard(self, name: int, wire: Wire, up_to: int) -> None:
         """A standby has so much. It may be elected once it has all that was answered before answers waited for it."""
         assert self._log is not None, "it has some of it"
@@ -183,7 +188,7 @@ class Standbys:
                 self._awaited[name] = self._log.written if self._waits else 0
             if name not in self._electable and up_to >= self._awaited[name]:
                 self._electable.add(name)
-                self._contending.set_electable(self._electable)
+                self._say_electable()
             self._say_who_has()
 
     def _note_sent(self, name: int, at: int) -> None:
@@ -214,7 +219,7 @@ class Standbys:
             self._log.sent = min(self._sent.values(), default=ALL)
         self._awaited.pop(name, None)
         self._electable.discard(name)
-        self._contending.set_electable(self._electable)
+        self._say_electable()
 
     # A standby
 
