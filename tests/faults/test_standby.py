@@ -259,6 +259,18 @@ def test_a_standby_ends_with_a_run_that_ends_otherwise(how: str, tmp_path: Path)
 
 
 @pytest.mark.thorough
+def test_a_head_whose_machine_is_taken_away_hands_over(tmp_path: Path) -> None:
+    with hosts(tmp_path / "run", ps.async_sgd(), WORKERS, acknowledge="standby") as ours:
+        train = training(ours)
+        head, standby = begin(ours, train)
+        head.terminate()
+        ours.until(lambda: standby.leads)
+        ends_in(ours, standby, train)
+    assert "this head is told to end (SIGTERM): a standby goes on with the run" in head.log
+    assert went_back(ours) == 0
+
+
+@pytest.mark.thorough
 def test_who_may_not_stand_by_is_told_why(tmp_path: Path) -> None:
     """One with another token, and one more than the run takes."""
     with hosts(tmp_path / "run", ps.async_sgd(), WORKERS) as ours:

@@ -114,6 +114,10 @@ class Host:
     def press_ctrl_c(self) -> None:
         os.kill(self.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        self.may_fail = True
+        os.kill(self.pid, signal.SIGTERM)
+
     @property
     def ended(self) -> bool:
         if self.code is None:
