@@ -38,6 +38,11 @@ class Opening:
     def live(self) -> list[Line]:
         return [line for line in self._lines if line is not None and not line.gone]
 
+    @property
+    def may_come_back(self) -> bool:
+        """Whether there is a seat that somebody had at the head before, and nobody has yet."""
+        return self.takes_over and None in self._lines[: self._wanted]
+
     def vacant(self) -> list[int]:
         """The seats that nobody has taken yet, and somebody is to."""
         if self.takes_over and any(self._lines):

@@ -77,8 +77,4 @@ def draw(seed: int, splits: bool) -> Plan:
     faults = tuple(CUT if splits and rng.random() < 0.8 else rng.choice(KILLS) for _ in range(rng.randint(2, 4)))
     places = tuple(rng.randrange(SITES) for _ in range(workers + 2))
     acknowledge = rng.choice(("head", "standby"))
-    if (
-        strategy.send.codec is not None
-    ):  # what packings of undone updates left out stays in the worker, and is not replayed
-        acknowledge = "standby"
     return Plan(seed, strategy, counts, acknowledge, workers, faults, places)

@@ -43,6 +43,7 @@ from plesio.server.recording import Recorder
 from plesio.server.snapshots import Snapshots
 from plesio.transport.channel import Channel
 from plesio.transport.doorbell import Lookout
+from plesio.transport.limits import LEASE_S
 
 TICK_S = 0.1
 
@@ -196,7 +197,11 @@ class Server:
             return False
         if self._listening is None and not self._begins_anew:  # nobody comes any more
             return True
-        if self.program.stopping or any(line and line.finished and not line.leaving for line in self._lines):
+        if self.program.stopping:
+            return True
+        if self._opening.may_come_back and time.monotonic() - self._started_s < LEASE_S:
+            return False
+        if any(line and line.finished and not line.leaving for line in self._lines):
             return True
         patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
         return self.workers.emptied_s > 0 and time.monotonic() - self.workers.emptied_s > patience_s

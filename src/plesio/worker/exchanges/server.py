@@ -79,6 +79,7 @@ class ServerExchange(FollowingExchange):
         """With the seat the step under way is lost, the data, and what an optimizer here holds."""
         self.used.lose()
         self.replica.drop_gradients()
+        self.replica.lose_left_out()
         if self.rows is not None:
             self.rows.lose()
         if self.local:

@@ -242,6 +242,12 @@ class Replica:
         if not self._may_come_late:
             self._before = None
 
+    def lose_left_out(self) -> None:
+        """What packings left out is lost: of the contributions that it is of some may be undone."""
+        if self._left_out is not None:
+            self._left_out.memory.zero_()
+            self.awaits_answer = False
+
     def drop_gradients(self, sent: bool = False) -> None:
         """Keep what was computed so far out of the next contribution; `sent`: only what this step sent."""
         for tensor in (*(self._stepping if sent else self.trained), *self.private):
