@@ -112,6 +112,9 @@ def test_a_run_without_phases_refuses_a_switch() -> None:
         Live().switch("local_sgd")
 
 
+PACE_S = 0.03  # else the others may have ended before the switch is asked for
+
+
 def holding_up(worker: ps.Worker, folder: Path, dies: bool) -> None:
     """Worker 1 is in its tenth step when the switch is asked for, and comes late; or never."""
     model = mlp()
@@ -142,7 +145,7 @@ def test_a_switch_waits_for_the_slowest_and_for_nobody_who_died(dies: bool, tmp_
             live.switch("sync_sgd")
 
     train = functools.partial(holding_up, folder=tmp_path, dies=dies)
-    run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch)
+    run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch, pace=PACE_S)
     (what,) = said(run)
     assert 0.5 < float(what.split("(after ")[1].split(" s")[0]) < 5
     assert run.batches_unvisited == 0
@@ -161,7 +164,7 @@ def test_a_server_that_dies_while_it_drains_switches_all_the_same(tmp_path: Path
             todo.pop(0)(live)
 
     train = functools.partial(holding_up, folder=tmp_path, dies=False)
-    run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch, durability="process")
+    run = ps.run(train, BY_HAND, workers=3, runs=tmp_path, watch=watch, durability="process", pace=PACE_S)
     assert ["the server died" in one.what for one in run.incidents] == [True, False]
     assert ": as the test wants it" in said(run)[0]
     assert run.batches_unvisited == 0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from plesio.core.events import Show
-from plesio.errors import ConfigurationError
-from plesio.launch.standby.shadow import DiffersError, Shadow
+from plesio.errors import ConfigurationError, PlesioError
+from plesio.launch.standby.shadow import Shadow
 from plesio.memory.machine import Machine
 from plesio.memory.replication import Replication
 from plesio.protocol.coding import decoder_of, encode
@@ -134,7 +134,7 @@ def test_notices_another_version(tmp_path: Path) -> None:
     for worker in range(WORKERS):
         head.act(Act("push", worker, worker))
     shadow._machine.current.bytes[0] ^= 1
-    with pytest.raises(DiffersError, match="version 1 is not the head's"):
+    with pytest.raises(PlesioError, match="version 1 is not the head's"):
         taken(shadow, head)
 
 

@@ -20,10 +20,6 @@ from plesio.tensors.checksum import window_checksum
 decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
 
 
-class DiffersError(PlesioError):
-    """The copy is not what the head has."""
-
-
 class Shadow:
     """Of the head that said `followed`. In `folder` there is a checkpoint; `journal`: the head's so far.
 
@@ -56,7 +52,7 @@ class Shadow:
         """Do what the head did.
 
         Raises:
-            DiffersError: the version that comes of it is another.
+            PlesioError: the version that comes of it is another.
         """
         for effect in did.effects:
             self._machine.do(effect)
@@ -66,7 +62,7 @@ class Shadow:
         if did.manifest:
             self.manifest = decode_manifest(did.manifest)
             if window_checksum(self._machine.folded.bytes, did.version) != did.checksum:
-                raise DiffersError(f"version {did.version} is not the head's")
+                raise PlesioError(f"version {did.version} is not the head's")
 
     def write(self) -> Path:
         """A checkpoint of the newest version; the folder that a run goes on from."""

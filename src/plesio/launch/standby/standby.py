@@ -96,7 +96,7 @@ class Standby:
         Raises:
             ServerLostError: for `within_s` there is no head, and this one is not elected, or cannot lead. What it has is kept.
             ConfigurationError: the head refuses it, or what it sends cannot be written here.
-            DiffersError: what comes of it here is not what the head has.
+            PlesioError: what comes of it here is not what the head has.
         """
         ForkServer.shared()  # it imports torch now, and not when somebody waits
         with ExitStack() as ending:
