@@ -7,6 +7,7 @@ import resource
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -217,3 +218,17 @@ def test_the_door_ends_with_the_launcher(door: Visited) -> None:
         door.launcher.close()
         _, status = os.waitpid(door.pid, 0)
     assert status == 0
+
+
+def test_who_waits_at_a_door_that_ends_is_hung_up_on() -> None:
+    """Its process may live on: a standby's does, when it is elected and another door opens."""
+    mine, theirs = channel_pair()
+    with socket.create_server(("127.0.0.1", 0)) as listening, mine, theirs:
+        door = Door(Channel(theirs, FromDoor, "the standby"), [listening], TOKEN)
+        inside = threading.Thread(target=door.run)
+        inside.start()
+        with socket.create_connection(listening.getsockname(), timeout=10.0) as worker:
+            assert len(worker.recv(32)) == 32
+            mine.shutdown(socket.SHUT_RDWR)
+            inside.join()
+            assert worker.recv(1) == b""

@@ -61,16 +61,23 @@ class Door:
         return len(self._strangers) >= UNPROVEN_MAX
 
     def run(self) -> None:
-        """Until the launcher hangs up."""
-        while True:
-            poller = self._handlers.poller
-            for listener in self._listening:
-                poller.modify(listener, 0 if self._crowded else select.POLLIN)
-            for descriptor, _ in poller.poll(TICK_S * 1000 if self._strangers else None):
-                if descriptor == self._launcher.fileno():
-                    return
-                self._handlers.call(descriptor)
-            self._look_at_the_clock()
+        """Until the launcher hangs up. Whoever waits here is hung up on then, to try the next door."""
+        with suppress(ChannelClosedError):
+            while self._hears():
+                self._look_at_the_clock()
+        for stranger in [*self._strangers]:
+            self._close(stranger)
+
+    def _hears(self) -> bool:
+        """Hear out whoever says something, or comes; False: the launcher has hung up."""
+        poller = self._handlers.poller
+        for listener in self._listening:
+            poller.modify(listener, 0 if self._crowded else select.POLLIN)
+        for descriptor, _ in poller.poll(TICK_S * 1000 if self._strangers else None):
+            if descriptor == self._launcher.fileno():
+                return False
+            self._handlers.call(descriptor)
+        return True
 
     def _meet(self, listener: socket.socket) -> None:
         """Take the next of the queue and challenge it."""
@@ -137,5 +144,4 @@ def main(job: Job, descriptors: list[int], reads: int = 0) -> None:
     assert place is not None, "otherwise there is no door"
     launcher: Channel[FromDoor] = Channel.attach(descriptors[0], FromDoor, "the launcher")
     listening = [socket.socket(fileno=descriptor) for descriptor in descriptors[1:]]
-    with suppress(ChannelClosedError):
-        Door(launcher, listening, place.token).run()
+    Door(launcher, listening, place.token).run()

@@ -75,8 +75,7 @@ class LocalEngine:
     def run(self) -> Outcome:
         """Start everything, wait until it is over, clean up; raises what ended it. A second Ctrl-C is a KeyboardInterrupt."""
         with descriptors_for(self._job.config.seats):
-            fork_server = ForkServer.shared()
-        self._processes = Processes(fork_server)
+            self._processes = Processes(ForkServer.shared())
         self._seats = Seats(self._job, self._processes, self._listen)
         self._losses = Losses(
             self._job, self._outcome, self._live, self._processes, self._seats, self._patience, self._hear_out
@@ -91,7 +90,7 @@ class LocalEngine:
                 with self._ctrl_c.at_once():  # it may take long
                     self._processes.load(self._job, lambda: self._starting.waits_for(IMPORTS))
                 self._processes.start(self._job, self._sockets, self._readers)
-            self._loop(fork_server)
+            self._loop()
         except EndedBySignal:
             if self._ctrl_c.pressed > 1:
                 raise
@@ -125,9 +124,9 @@ class LocalEngine:
 
     # While it runs
 
-    def _loop(self, fork_server: ForkServer) -> None:
+    def _loop(self) -> None:
         poller = self._poller
-        poller.register(fork_server.fileno(), select.POLLIN)  # first: its end causes that of the others
+        poller.register(self._processes.fork_server.fileno(), select.POLLIN)
         for process in self._processes.all:
             self._listen(process)
         while not self._over():
@@ -135,15 +134,19 @@ class LocalEngine:
                 sender = self._by_descriptor.get(descriptor)
                 if sender is None:
                     poller.unregister(descriptor)
-                    if self._outcome.final is None:
-                        where, left = self._losses.where, self._losses.what_is_left
-                        why = f"{fork_server.lost()}; the run ended with it {where}; {left}"
-                        self._losses.fail(ServerLostError(why))
+                    self._lose_fork_server()
                 elif not self._hear_all(sender):
                     poller.unregister(descriptor)
                     if sender is not self._processes.server:  # which may still be written to
                         sender.channel.close()
             self._supervise()
+
+    def _lose_fork_server(self) -> None:
+        if self._outcome.final is None and self._losses.error is None:
+            where, left = self._losses.where, self._losses.what_is_left
+            self._losses.fail(
+                ServerLostError(f"{self._processes.fork_server.lost()}; the run ended with it {where}; {left}")
+            )
 
     def _hear_all(self, sender: Process) -> bool:
         """Take what has come, up to an end: a user's `watch` looks in between, and may be slow. False: the line is closed."""
@@ -198,6 +201,8 @@ class LocalEngine:
         try:
             heard = process.channel.hear(self._job.config.timeout_s)
         except ChannelClosedError:
+            if self._processes.fork_server.has_ended:  # which ends all others
+                self._lose_fork_server()
             self._losses.hung_up(process)
             return False
         except (ProtocolError, DeadlineError) as error:

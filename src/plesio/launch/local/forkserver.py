@@ -92,6 +92,11 @@ class ForkServer:
         """Readable, between questions, when it has ended."""
         return self._channel.fileno()
 
+    @property
+    def has_ended(self) -> bool:
+        """Between questions. It is seen before any end that this one causes."""
+        return self.fileno() < 0 or readable(self.fileno(), 0.0)
+
     def load(self, payload: int, compiler: bool, waiting: Callable[[], None] = lambda: None) -> None:
         """Send the job of the next run: `payload` is the descriptor of the file with the pickle; `compiler`: its processes will
         import torch's, as whoever steps an optimizer of torch's does. `waiting` is called once a second meanwhile."""

@@ -87,7 +87,7 @@ class Processes:
     """All processes of one run: the server first, then those that hold tables, the workers by number, and the evaluator."""
 
     def __init__(self, fork_server: ForkServer) -> None:
-        self._fork_server = fork_server
+        self.fork_server = fork_server
         self.all: list[Process] = []
         self.vacant: dict[int, int] = {}
         """Numbers of table servers that are to join, and descriptors of their ends of the server's lines."""
@@ -146,7 +146,7 @@ class Processes:
             del packed
             file.seek(0)  # for the reader, too: the place in it is shared
             compiles = job.train is not None and job.config.strategy.steps_in_workers
-            self._fork_server.load(file.fileno(), compiles, waiting)
+            self.fork_server.load(file.fileno(), compiles, waiting)
 
     def start(self, job: Job, sockets: Sequence[socket.socket] = (), readers: Sequence[socket.socket] = ()) -> None:
         """Start them all; where workers come from elsewhere, a door for them, and one for `readers`."""
@@ -191,7 +191,7 @@ class Processes:
         process, door = channel_pair()
         with process, door:
             self._spawn(Spawn(READERS, READERS_TITLE, ()), [server, process.fileno()], reading.FromReaders)
-            self._fork_server.spawn(Spawn(DOOR, "the readers' door", (1,)), [door.fileno(), *sockets])
+            self.fork_server.spawn(Spawn(DOOR, "the readers' door", (1,)), [door.fileno(), *sockets])
 
     def worker(self, worker: int, ends: Sequence[int], ranks: int = 1) -> list[Process]:
         """Start a worker of so many processes; `ends`: its ends of its line, which the first of them has. That one is tied to
@@ -219,7 +219,7 @@ class Processes:
         mine, theirs = channel_pair()
         try:
             with theirs:
-                pid = self._fork_server.spawn(order, [theirs.fileno(), *ends])
+                pid = self.fork_server.spawn(order, [theirs.fileno(), *ends])
         except BaseException:
             mine.close()
             raise
@@ -232,4 +232,4 @@ class Processes:
             process.channel.close()
             close_quietly(*process.ties.values())
         close_quietly(*self.vacant.values())
-        self._fork_server.end(grace_s)
+        self.fork_server.end(grace_s)
