@@ -15,7 +15,7 @@ from torch import nn
 import plesio as ps
 from plesio.strategy import Strategy
 from support.namespaces import OtherHost, hosts_on_a_switch
-from support.paced import BATCH, carrying, made_twice, visiting
+from support.paced import BATCH, carrying, made_twice, visiting, visiting_rows
 from support.standby import Hosts, Leader, hosts
 
 SAMPLES, EPOCHS, WORKERS = 480, 2, 2
@@ -118,6 +118,29 @@ def test_head_and_standbys_are_killed_in_turn_and_each_sample_counts_once(acknow
         done = ends_in(ours, leader, train)
     assert torch.equal(done.state_dict["weight"], torch.full((SAMPLES, 1), -5.0 * EPOCHS))
     assert acknowledge == "head" or not went_back(ours) + len(made_twice(ours.seen))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("acknowledge", ["head", "standby"])
+@pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
+def test_rows_of_tables_go_on_and_each_sample_steps_its_own_once_an_epoch(
+    strategy: Strategy, acknowledge: str, tmp_path: Path
+) -> None:
+    with hosts(tmp_path / "run", strategy, WORKERS, acknowledge=acknowledge) as ours:
+        train = partial(visiting_rows, seen=ours.seen, samples=SAMPLES, epochs=2 * EPOCHS, pause_s=0.05)
+        leader, standby = begin(ours, train)
+        for _ in range(2):
+            leader.kill()
+            leader = standby
+            ours.until(partial(getattr, leader, "leads"))
+            standby = ours.standby()
+            ours.until_electable(standby)
+            ours.until_further(2)
+        done = ends_in(ours, leader, train)
+    rows = done.tables["ids"].get_extra_state()
+    assert sorted(rows["keys"].tolist()) == list(range(SAMPLES))
+    share = 1.0 if strategy.name == "async_sgd" else 1 / WORKERS  # of the mean
+    assert torch.equal(rows["values"], torch.full((SAMPLES, 2), -2.0 * EPOCHS * share))
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 from torch.utils.data import DataLoader, TensorDataset
 
+import plesio as ps
 from support.loops import CLASSES, FEATURES, data
 from support.row_each import row_each
 
@@ -33,6 +34,32 @@ def visiting(worker: Any, seen: Path, samples: int, epochs: int, lr: float, paus
             _pause(seen, pause_s)
             optimizer.step()
             _look(worker, model, seen)
+
+
+class Each(nn.Module):
+    """Each sample has a row of a table, which moves by 1 when it steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids = ps.Table(2, ps.RowSGD(1.0), scale=0.0)
+        self.top = nn.Linear(1, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.ids(ids)
+        return rows.sum() + self.top(torch.ones(1, 1)).sum()
+
+
+def visiting_rows(worker: Any, seen: Path, samples: int, epochs: int, pause_s: float) -> None:
+    net: Any = Each()
+    loader: Any = DataLoader(TensorDataset(torch.arange(samples)), batch_size=BATCH, shuffle=True)
+    net, optimizer, loader = worker.prepare(net, torch.optim.SGD(net.top.parameters(), lr=0.05), loader)
+    for _ in range(epochs):
+        for (ids,) in loader:
+            optimizer.zero_grad()
+            net(ids).backward()
+            _pause(seen, pause_s)
+            optimizer.step()
+            _look(worker, net, seen)
 
 
 def carrying(worker: Any, seen: Path, samples: int, epochs: int, pause_s: float) -> None:

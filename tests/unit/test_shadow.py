@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from plesio.core.events import Show
+import plesio as ps
+from plesio.core.events import Serve, Show
 from plesio.errors import ConfigurationError, PlesioError
 from plesio.launch.standby.shadow import Shadow
+from plesio.memory import replication
 from plesio.memory.machine import Machine
 from plesio.memory.replication import Replication
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.remote import Terms
-from plesio.protocol.replication import Came, Did, Followed, FromHead
+from plesio.protocol.replication import Came, Did, Followed, FromHead, RowsCame
+from plesio.protocol.worker import Hello, RowsRequest
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.checkpoints import Manifest, latest
 from plesio.server.keeping import Keeping
 from plesio.server.standby_state import write_state
+from plesio.strategy import Strategy
+from plesio.tables.links import WAITS, KeptRows
+from plesio.tables.spec import TableSpec
 from plesio.transport.replication_log import FellBehindError, ReplicationLog
 from support.long_forms import but_thorough
-from unit.test_surviving_memory import CASES, QUICK, SEATS, WORKERS, Act, Case, Server, moving
+from unit import test_surviving_memory
+from unit.test_surviving_memory import CASES, QUICK, SEATS, WORKERS, Act, Case, Server, hello, moving
 
 decode: Any = decoder_of(FromHead)
 FOLLOWED = [
@@ -62,7 +71,7 @@ class Head(Server):
             self.changed = self.manifest()
         self.replication.turn(self.machine, self.sequencer.version, lambda: encode(self.manifest()), b"")
 
-    def entries(self) -> Iterator[tuple[Came | Did, list[memoryview]]]:
+    def entries(self) -> Iterator[tuple[Came | RowsCame | Did, list[memoryview]]]:
         assert self.replication.log is not None
         for entry in self.replication.log.entries(self.at):
             yield decode(entry.message), entry.payload
@@ -72,7 +81,7 @@ class Head(Server):
 def taken(shadow: Shadow, head: Head) -> None:
     """The shadow hears what came on the log."""
     for message, payload in head.entries():
-        if isinstance(message, Came):
+        if isinstance(message, Came | RowsCame):
             place, sent = shadow.place(message), b"".join(payload)
             for part in place:
                 part[:], sent = sent[: len(part)], sent[len(part) :]
@@ -93,26 +102,93 @@ def kept(machine: Machine) -> list[Any]:
     return [machine.digest(), tensors, json.loads(json.dumps(numbers)), read]
 
 
+def followed(head: Head, seed: int, folder: Path) -> Shadow:
+    """Much happens to the head, and after a while to its shadow, too."""
+    rng, shadow, made = random.Random(seed), None, 0
+    folder.mkdir()
+    for place in range(40):
+        head.act(Act(*rng.choice(head.possible()), 100 + place))
+        if shadow is None and place >= 5 * seed and head.sequencer.settled:
+            shadow, made = head.follow(folder), head.sequencer.version
+        if shadow is not None:
+            taken(shadow, head)
+    assert shadow is not None
+    assert shadow.version == head.sequencer.version > made + 3
+    return shadow
+
+
 @pytest.mark.parametrize("name", but_thorough(FOLLOWED, [name for name in QUICK if name in FOLLOWED]))
 def test_has_the_heads_memory_to_the_bit(name: str, tmp_path: Path) -> None:
     for seed in range(3):
-        rng, head, shadow = random.Random(seed), Head(CASES[name]), None
-        made = 0
-        for place in range(40):
-            head.act(Act(*rng.choice(head.possible()), 100 + place))
-            if shadow is None and place >= 5 * seed and head.sequencer.settled:
-                (folder := tmp_path / f"{seed}").mkdir()
-                shadow = head.follow(folder)
-                made = -head.sequencer.version
-            if shadow is not None:
-                taken(shadow, head)
-        assert shadow is not None
-        assert made + head.sequencer.version > 3
-        assert shadow.version == head.sequencer.version
+        head = Head(CASES[name])
+        shadow = followed(head, seed, tmp_path / f"{seed}")
         assert encode(shadow.manifest) == encode(head.changed), (
             "it goes with the memory, which changes between versions, too"
         )
         assert kept(shadow._machine) == kept(head.machine)
+
+
+TABLES = (
+    TableSpec("ids", 4, ps.RowAdagrad(0.1), scale=0.1, seed=1),
+    TableSpec("seen twice", 3, ps.RowSGD(0.1), scale=0.1, seed=2, admit=ps.Seen(2), expire=ps.Unused(5)),
+)
+
+
+LIVE = ("keys", "values", "state", "versions")
+
+
+class HeadWithRows(Head):
+    """Of workers that look rows of tables up for each contribution."""
+
+    def write(self, act: Act) -> None:
+        super().write(act)
+        rows, number, source = self.machine.rows, self.numbers[act.worker], np.random.default_rng(act.seed)
+        assert rows is not None
+        some = source.integers(1, 30, len(TABLES)).tolist()
+        for table, count in enumerate(some):
+            laid = self.blocks.rows[0].of(act.worker, number, table).rows(0, count)
+            laid.keys[:] = source.permutation(40)[:count]
+            laid.gradients[:] = source.standard_normal(laid.gradients.shape)
+            laid.touched[:] = source.random(count) < 0.8
+        rows.asked(act.worker, RowsRequest(number, tuple((0, count) for count in some)))
+        self.machine.do(Serve(act.worker, number))
+
+
+def of_tables(worker: int, case: Case) -> Hello:
+    return msgspec.structs.replace(hello(worker, case), tables=TABLES)
+
+
+def by_key(tables: Mapping[str, KeptRows]) -> list[list[tuple[Any, ...]]]:
+    """The rows, and keys that have none yet, without the order in which they were born."""
+    parts = [
+        [one.get(name, np.empty(0)).tolist() for name in part] for one in tables.values() for part in (LIVE, WAITS)
+    ]
+    return [sorted(zip(*part, strict=True)) for part in parts]
+
+
+@pytest.mark.parametrize("piece", [64, 1 << 20], ids=["in pieces", "whole"])
+@pytest.mark.parametrize(
+    "strategy", [ps.async_sgd(), ps.sync_sgd(), ps.buffered(2, rows="with")], ids=lambda one: one.name
+)
+def test_has_the_rows_of_tables_to_the_bit(
+    strategy: Strategy, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_surviving_memory, "hello", of_tables)
+    monkeypatch.setattr(replication, "PIECE_BYTES", piece)
+    for seed in range(3):
+        head = HeadWithRows(Case(strategy))
+        shadow = followed(head, seed, tmp_path / f"{seed}")
+        ours, theirs = shadow._machine.rows, head.machine.rows
+        assert ours is not None
+        assert theirs is not None
+        assert ours.checksum() == theirs.checksum() != 0
+        assert by_key(latest(shadow.write()).tables()) == by_key(ours.kept()) == by_key(theirs.kept())
+
+
+def test_rows_that_step_before_their_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_surviving_memory, "hello", of_tables)
+    with pytest.raises(ConfigurationError, match=r"buffered\(k=2\) .* take rows='with'"):
+        Head(Case(ps.buffered(2)))
 
 
 def test_a_function_does_not_travel() -> None:

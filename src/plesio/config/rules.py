@@ -121,7 +121,8 @@ STANDBY = (
          "a standby would draw other noise, and cannot open secure sums; leave privacy and secure, or standby, out"),
     Rule("ranks", lambda c: c.ranks > 1,
          "a worker of several processes does not come back to a standby; leave ranks or standby out"),
-    Rule("servers", lambda c: c.servers > 1, "rows of tables do not travel to a standby; leave servers or standby out"),
+    Rule("servers", lambda c: c.servers > 1,
+         "what table servers hold does not travel to a standby; leave servers or standby out"),
     Rule("durability", lambda c: c.durability == "process",
          "durability='process' goes on here when the server dies, and standby= elsewhere: choose one"),
 )

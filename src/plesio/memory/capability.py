@@ -24,7 +24,7 @@ somebody looks for cycles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plesio.core.events import Fold
 from plesio.memory.blocks import Blocks
@@ -34,6 +34,9 @@ from plesio.memory.worker_states import Once, WorkerStates
 from plesio.protocol.worker import Contribution, GoOn
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.arena import Arena
+
+if TYPE_CHECKING:
+    from plesio.memory.row_servers import RowServers
 
 
 class ModelMemory(Protocol):
@@ -45,6 +48,7 @@ class ModelMemory(Protocol):
     once: Once
     elsewhere: Set[int]
     dropped: str
+    rows: RowServers | None
 
     @property
     def folder(self) -> Folder: ...

@@ -1,7 +1,7 @@
 """What a standby is told of a memory: what it folds, and from which contributions. It does the same, in the same order.
 
-A contribution is put on the log before the sequencer hears of it, while its slot is still its own. Effects follow together, once
-the turn is over (`plesio.launch.local.replicated_turns`).
+A contribution is put on the log before the sequencer hears of it, while its slot is still its own; its rows of tables when they
+are about to step. Effects follow together, once the turn is over (`plesio.launch.local.replicated_turns`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from plesio.core.events import Fold, Forget, Hold, Share, Show
 from plesio.errors import ConfigurationError
 from plesio.memory.blocks import Blocks
 from plesio.memory.capability import Action, MemoryCapability, ModelMemory
+from plesio.memory.row_tables import ServedRows
 from plesio.protocol.coding import encode
 from plesio.protocol.payloads import Payloads, cut
-from plesio.protocol.replication import Came, Did, Effect
+from plesio.protocol.replication import Came, Did, Effect, RowsCame
 from plesio.protocol.worker import Contribution
 from plesio.tensors.checksum import window_checksum
 from plesio.transport.replication_log import ReplicationLog
+
+PIECE_BYTES = 1 << 20
+"""Of rows in one entry of the log, about."""
 
 
 class Replication(MemoryCapability):
@@ -42,9 +46,10 @@ class Replication(MemoryCapability):
         return dict.fromkeys((Show, Forget, Hold, Fold, Share), self._did)
 
     def begun(self, blocks: Blocks, version: int) -> None:
-        if blocks.first.tables:
+        if blocks.first.tables and blocks.strategy.rows.at_once:
             raise ConfigurationError(
-                "standby=: rows of tables (ps.Table) do not travel to a standby; leave standby out, and keep checkpoints"
+                f"standby=: under {blocks.strategy.name} rows of tables step before the version of their contribution is made, "
+                "and a standby would step them twice; take rows='with', or leave standby out"
             )
         if blocks.after_step is not None:
             raise ConfigurationError(
@@ -61,6 +66,18 @@ class Replication(MemoryCapability):
 
     def _did(self, memory: ModelMemory, effect: Any) -> None:
         self.effects.append(effect)
+        if self.log is not None and memory.rows is not None:
+            for worker, number in _stepping(effect):
+                for one in memory.rows.given(worker, number):
+                    self._put_rows(self.log, worker, number, one)
+
+    def _put_rows(self, log: ReplicationLog, worker: int, number: int, given: ServedRows) -> None:
+        """In pieces: how many rows come nobody knows when the log is made."""
+        count = len(given.laid.keys)
+        each = 1 + PIECE_BYTES * count // sum(part.nbytes for part in given.laid.stepping)
+        for begin in range(0, count, each):
+            piece = given.laid.rows(begin, min(begin + each, count))
+            log.put(encode(RowsCame(worker, number, given.table, len(piece.keys))), piece.stepping)
 
     def turn(self, machine: ModelMemory, version: int, manifest: Callable[[], bytes], journal: bytes) -> None:
         """A turn of the server is over, and there is this `version`. `manifest`: what a checkpoint of now would say, packed;
@@ -72,6 +89,17 @@ class Replication(MemoryCapability):
         if version != self.version or not all(isinstance(one, Show) for one in effects):
             # Between two versions, too, a memory learns: a gradient that is held teaches the damping of others.
             checksum = window_checksum(machine.folded.bytes, version)
-            did = Did(did.effects, journal, version, checksum, manifest())
+            folds = any(isinstance(one, Fold) for one in effects)
+            stepped = machine.rows.stepped if machine.rows is not None and folds else 0
+            did = Did(did.effects, journal, version, checksum, manifest(), stepped)
             self.version = version
         self.log.put(encode(did))
+
+
+def _stepping(effect: Effect) -> list[tuple[int, int]]:
+    """The contributions, by worker and number, whose rows it takes."""
+    if isinstance(effect, Hold):
+        return [(effect.worker, effect.number)]
+    if isinstance(effect, Fold) and not effect.held:
+        return [(member.worker, member.number) for member in effect.members]
+    return []

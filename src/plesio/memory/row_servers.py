@@ -16,7 +16,7 @@ from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.errors import ConfigurationError
 from plesio.memory.blocks import Blocks
 from plesio.memory.capability import Action, MemoryCapability
-from plesio.memory.row_tables import RowTables
+from plesio.memory.row_tables import RowTables, ServedRows
 from plesio.memory.saved import Kept
 from plesio.memory.surviving_rows import SurvivingRows
 from plesio.observe.totals import RowServer, RowsSummary
@@ -26,7 +26,7 @@ from plesio.tables.dealing import share_of
 from plesio.tables.file import KeptRows, joined, on_one_clock
 from plesio.tables.hot import hottest
 from plesio.tensors.checksum import HASH
-from plesio.transport.row_slots import RowSlots, check_room
+from plesio.transport.row_slots import Laid, RowSlots, check_room
 
 
 class RowHolder(Protocol):
@@ -49,6 +49,7 @@ class RowServers(MemoryCapability):
     def __init__(self, slots: Sequence[RowSlots], servers: Sequence[RowHolder], answers: bool = True) -> None:
         self.slots, self.specs, self.answers = slots, slots[0].specs, answers
         self._servers = servers
+        self.stepped = 0  # the checksum that was taken last
 
     @classmethod
     def here(cls, slots: Sequence[RowSlots], at_once: bool, log: RecoveryLog | None = None) -> RowServers:
@@ -122,6 +123,14 @@ class RowServers(MemoryCapability):
         wanted = zip(self.specs * len(self._servers), request.wanted, strict=True)
         return sum(count * (8 + 4 * spec.dim) for spec, (_, count) in wanted)
 
+    def given(self, worker: int, number: int) -> list[ServedRows]:
+        """What contribution `number` of `worker` was given; its gradients lie beside it. All servers are in this process."""
+        return [one for each in self._all("given", worker, number) for one in each]
+
+    def gives(self, worker: int, number: int, table: int, laid: Laid) -> None:
+        """These rows were given to a contribution of another process, which has done what comes of it."""
+        self._all("gives", worker, number, table, laid)
+
     def nbytes_pushed(self, worker: int, number: int) -> int:
         """What the gradients in contribution `number` take, that was served here."""
         return sum(self._all("nbytes_pushed", worker, number))
@@ -144,7 +153,8 @@ class RowServers(MemoryCapability):
 
     def take_checksum(self) -> int:
         """That of the rows that stepped since the last time."""
-        return int(sum(self._all("take_checksum"))) % HASH
+        self.stepped = int(sum(self._all("take_checksum"))) % HASH
+        return self.stepped
 
     def checksum(self) -> int:
         """That of all rows."""

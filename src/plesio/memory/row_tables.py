@@ -143,6 +143,15 @@ class RowTables:
         for store in self.stores:
             store.stand_still(reading.begins)
 
+    def given(self, worker: int, number: int) -> list[ServedRows]:
+        """What a contribution was given, and has not stepped yet."""
+        return self._served[worker].get(number, [])
+
+    def gives(self, worker: int, number: int, table: int, laid: Laid) -> None:
+        """As if it had been given these rows here, and its gradients lay there."""
+        unknown = np.full(len(laid.keys), -1, np.int64)  # where they lie
+        self._served[worker].setdefault(number, []).append(ServedRows(table, laid, unknown, self.clock))
+
     def nbytes_pushed(self, worker: int, number: int) -> int:
         """What the gradients in contribution `number` take."""
         return sum(one.laid.gradients.nbytes for one in self._served[worker].get(number, ()))

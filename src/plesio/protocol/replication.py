@@ -7,6 +7,7 @@
 | head    | Followed, or Refused | then: what the run is like, and how it stands                                         |
 | head    | File         | with its bytes: a checkpoint's files, and the journal so far                                  |
 | head    | Came, Did    | then: each contribution with its tensors, and each turn of the server that did something      |
+| head    | RowsCame     | in between: rows of tables that are about to step                                             |
 | standby | Has          | how much of that it has                                                                       |
 | head    | Over         | last: the run ended, and nobody is to go on with it                                           |
 """
@@ -81,15 +82,27 @@ class Came(msgspec.Struct, tag=True, frozen=True):
     made: Contribution
 
 
+class RowsCame(msgspec.Struct, tag=True, frozen=True):
+    """Of contribution `number` of `worker`, so many rows of the table of this number: with their keys, their gradients, and
+    which of them have one."""
+
+    worker: Annotated[int, msgspec.Meta(ge=0)]
+    number: int
+    table: Annotated[int, msgspec.Meta(ge=0)]
+    count: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Did(msgspec.Struct, tag=True, frozen=True):
     """A turn of the server is over. `journal`: what that was told. Of a new `version` there is the checksum of (a part of) it and
-    the `manifest`: what a checkpoint would say beside tensors."""
+    the `manifest`: what a checkpoint would say beside tensors. `rows`: the checksum of those that its last fold stepped, where
+    the head keeps that."""
 
     effects: tuple[Effect, ...]
     journal: bytes
     version: int = 0
     checksum: int = 0
     manifest: bytes = b""
+    rows: int = 0
 
 
 class Has(msgspec.Struct, tag=True, frozen=True):
@@ -103,7 +116,7 @@ class Over(msgspec.Struct, tag=True, frozen=True):
 
 
 FromStandby = StandsBy | Has
-FromHead = Challenge | Followed | Refused | File | Came | Did | Over
+FromHead = Challenge | Followed | Refused | File | Came | RowsCame | Did | Over
 
 
 # Between the server and the standbys' process

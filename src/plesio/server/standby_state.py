@@ -29,7 +29,8 @@ def write_state(folder: Path, machine: Machine, manifest: Manifest) -> Read:
     """
     kept, versions = machine.kept(), machine.blocks.versions
     store = CheckpointStore(folder / FOLDER, keep=1)
-    store.save(manifest.with_memory(kept.layout, kept.numbers), kept.weights, kept.tensors)
+    rows = machine.rows.write if machine.rows is not None else None
+    store.save(manifest.with_memory(kept.layout, kept.numbers), kept.weights, kept.tensors, write_rows=rows)
     read = {worker: versions.read_by(worker) for worker in versions.read_by_workers}
     for index in {index for buffers in read.values() for index in buffers}:
         (folder / f"{BUFFER}{index}").write_bytes(versions.buffers[index].bytes)

@@ -39,6 +39,17 @@ class Laid(NamedTuple):
     gradients: NDArray[np.float32]
     touched: NDArray[np.uint8]
 
+    @classmethod
+    def empty(cls, count: int, dim: int) -> Laid:
+        """Memory of their own for so many rows to step, which need no values."""
+        gradients = np.empty((count, dim), np.float32)
+        return cls(np.empty(count, np.int64), gradients[:0], gradients, np.empty(count, np.uint8))
+
+    @property
+    def stepping(self) -> list[memoryview]:
+        """The bytes that are needed to step them."""
+        return [one.reshape(-1).view(np.uint8).data for one in (self.keys, self.gradients, self.touched)]
+
     def rows(self, begin: int, end: int) -> Laid:
         """Some of them."""
         some = slice(begin, end)

@@ -61,5 +61,6 @@ def _exactly_once(story: Story, done: ps.Run) -> None:
     if story.plan.strategy.name.startswith("async_sgd"):
         assert done.version == story.plan.batches, f"{done.version} versions, of {story.plan.batches} batches"
     if story.plan.counts and story.plan.strategy.name.startswith("async_sgd"):
-        visits = -done.state_dict["weight"].flatten()
+        weights = done.tables["ids"].get_extra_state()["values"] if story.plan.tables else done.state_dict["weight"]
+        visits = -weights.flatten()
         assert torch.equal(visits, torch.full_like(visits, EPOCHS)), f"visits: {sorted(set(visits.tolist()))}"

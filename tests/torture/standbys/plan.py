@@ -11,7 +11,7 @@ from typing import Any
 
 import plesio as ps
 from plesio.strategy import Strategy
-from support.paced import BATCH, carrying, visiting
+from support.paced import BATCH, carrying, visiting, visiting_rows
 
 SAMPLES, EPOCHS, PAUSE_S = 480, 3, 0.06
 KILL_HEAD, FREEZE_HEAD, KILL_STANDBY, KILL_WORKER, CUT = (
@@ -39,11 +39,13 @@ OTHERS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """`places`: at which site the head, the standby (and those after it), and each worker are."""
+    """`counts`: the weights say how often each sample is in them, or the rows of a table do (`tables`). `places`: at which site
+    the head, the standby (and those after it), and each worker are."""
 
     seed: int
     strategy: Strategy
     counts: bool
+    tables: bool
     acknowledge: str
     workers: int
     faults: tuple[str, ...]
@@ -57,6 +59,8 @@ class Plan:
     def train(self, seen: Path) -> Callable[..., None]:
         """The training function."""
         how: dict[str, Any] = {"seen": seen, "samples": SAMPLES, "epochs": EPOCHS, "pause_s": PAUSE_S * self.workers}
+        if self.tables:
+            return partial(visiting_rows, **how)
         return partial(visiting, lr=float(self.workers), **how) if self.counts else partial(carrying, **how)
 
     @property
@@ -64,8 +68,8 @@ class Plan:
         return SAMPLES // BATCH * EPOCHS
 
     def __str__(self) -> str:
-        faults = ", ".join(self.faults)
-        return f'{self.strategy.name}, acknowledge="{self.acknowledge}", {self.workers} workers, at {self.places}: {faults}'
+        name, faults = f"{self.strategy.name}{', tables' if self.tables else ''}", ", ".join(self.faults)
+        return f'{name}, acknowledge="{self.acknowledge}", {self.workers} workers, at {self.places}: {faults}'
 
 
 def draw(seed: int, splits: bool) -> Plan:
@@ -77,4 +81,5 @@ def draw(seed: int, splits: bool) -> Plan:
     faults = tuple(CUT if splits and rng.random() < 0.8 else rng.choice(KILLS) for _ in range(rng.randint(2, 4)))
     places = tuple(rng.randrange(SITES) for _ in range(workers + 2))
     acknowledge = rng.choice(("head", "standby"))
-    return Plan(seed, strategy, counts, acknowledge, workers, faults, places)
+    tables = counts and rng.random() < 0.5
+    return Plan(seed, strategy, counts, tables, acknowledge, workers, faults, places)

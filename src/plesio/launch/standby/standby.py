@@ -40,7 +40,19 @@ from plesio.protocol import remote
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.headship import Place
 from plesio.protocol.launcher import Arrived, FromDoor
-from plesio.protocol.replication import Came, Challenge, Did, File, Followed, FromHead, Has, Over, Refused, StandsBy
+from plesio.protocol.replication import (
+    Came,
+    Challenge,
+    Did,
+    File,
+    Followed,
+    FromHead,
+    Has,
+    Over,
+    Refused,
+    RowsCame,
+    StandsBy,
+)
 from plesio.strategy import Strategy
 from plesio.transport.channel import Channel, ChannelClosedError, channel_pair, close_quietly
 from plesio.transport.connect import accept, connect
@@ -246,14 +258,16 @@ class Standby:
             if (frame := self._frame(wire)) is None:
                 continue
             message = decode(frame.body)
-            if isinstance(message, Came):
+            if isinstance(message, Came | RowsCame):
                 wire.read_payload(shadow.place(message))
+                shadow.came(message)
             at += FRAME.size + len(frame.body) + frame.payload_bytes
             self._bytes += len(frame.body) + frame.payload_bytes
             match message:
                 case Came():
                     self._came += 1
-                    shadow.came(message)
+                case RowsCame():
+                    pass
                 case Did():
                     wire.send(FrameKind.CHANNEL, encode(Has(at)))  # first: a worker may wait for that
                     told_s = self._heard_s
