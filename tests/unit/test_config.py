@@ -200,7 +200,7 @@ def test_options_for_real_processes_are_refused_in_simulations(setting: dict[str
             "another phase goes on from that; take one strategy",
         ),
         ({"ranks": 2}, "a worker of several processes does not come back to a standby"),
-        ({"servers": 2}, "rows of tables do not travel to a standby"),
+        ({"servers": 2}, "what table servers hold does not travel to a standby"),
         ({"durability": "process"}, "goes on here when the server dies, and standby= elsewhere: choose one"),
         ({"standby": 8}, "a whole number from 0 to 7"),
         ({"standby": 0, "acknowledge": "standby"}, "acknowledge='standby': nobody stands by; give standby=1"),

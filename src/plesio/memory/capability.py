@@ -24,19 +24,25 @@ somebody looks for cycles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from plesio.core.events import Fold
 from plesio.memory.blocks import Blocks
 from plesio.memory.folder import Folder
+from plesio.memory.row_tables import ServedRows
 from plesio.memory.saved import Kept
 from plesio.memory.worker_states import Once, WorkerStates
 from plesio.protocol.worker import Contribution, GoOn
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tensors.arena import Arena
 
-if TYPE_CHECKING:
-    from plesio.memory.row_servers import RowServers
+
+class Stepping(Protocol):
+    """Rows of tables, as another capability sees them (`plesio.memory.row_servers`)."""
+
+    stepped: int
+
+    def given(self, worker: int, number: int) -> list[ServedRows]: ...
 
 
 class ModelMemory(Protocol):
@@ -48,8 +54,9 @@ class ModelMemory(Protocol):
     once: Once
     elsewhere: Set[int]
     dropped: str
-    rows: RowServers | None
 
+    @property
+    def rows(self) -> Stepping | None: ...
     @property
     def folder(self) -> Folder: ...
     @property
