@@ -121,6 +121,28 @@ def test_head_and_standbys_are_killed_in_turn_and_each_sample_counts_once(acknow
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("strategy", [ps.async_sgd("plain"), ps.sync_sgd()], ids=lambda one: one.name)
+def test_a_standby_of_versions_goes_on_from_one_that_it_has(strategy: Strategy, tmp_path: Path) -> None:
+    every = 4
+    with hosts(tmp_path / "run", strategy, WORKERS) as ours:
+        train = training(ours, counts=True)
+        head = ours.head()
+        for rank in range(WORKERS):
+            ours.worker(train, rank)
+        standby = ours.standby(every=every)
+        ours.until_electable(standby)
+        ours.until_further(3 * every)
+        before = ours.version
+        head.kill()
+        ours.until(lambda: standby.leads)
+        done = ends_in(ours, standby, train)
+        version = int(standby.log.partition("goes on from version ")[2].split()[0])
+    assert every <= version <= before + WORKERS
+    if strategy.name.startswith("async_sgd"):
+        assert torch.equal(done.state_dict["weight"], torch.full((SAMPLES, 1), -1.0 * EPOCHS))
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("acknowledge", ["head", "standby"])
 @pytest.mark.parametrize("strategy", [ps.async_sgd(), ps.sync_sgd()], ids=lambda one: one.name)
 def test_rows_of_tables_go_on_and_each_sample_steps_its_own_once_an_epoch(

@@ -261,9 +261,9 @@ def _lead(folder: Path, config: RunConfig, door: DoorSockets) -> None:
     (folder / "run.new").rename(folder / "run")
 
 
-def _stand_by(folder: Path, places: Sequence[tuple[str, int]], door: DoorSockets) -> None:
+def _stand_by(folder: Path, places: Sequence[tuple[str, int]], every: int, door: DoorSockets) -> None:
     forkserver.ForkServer.shared()  # there are no threads yet
-    standby = Standby(places, door, folder / "runs")
+    standby = Standby(places, door, folder / "runs", every)
     threading.Thread(target=_tell, args=(standby, folder / "state"), daemon=True).start()
     promoted = standby.wait(WITHIN_S)
     if promoted is not None:
@@ -330,10 +330,10 @@ class Hosts:
 
         return self._leader("head", lead, at, enter)
 
-    def standby(self, at: str = LOOPBACK, enter: Callable[[], None] = lambda: None) -> Leader:
-        """A standby, which knows where all are who lead or led."""
+    def standby(self, at: str = LOOPBACK, enter: Callable[[], None] = lambda: None, every: int = 0) -> Leader:
+        """A standby, which knows where all are who lead or led; of a version `every` so many."""
         places = addresses_in(",".join(one.address for one in self.leaders))
-        return self._leader("standby", lambda folder, door: _stand_by(folder, places, door), at, enter)
+        return self._leader("standby", lambda folder, door: _stand_by(folder, places, every, door), at, enter)
 
     def worker(self, train: Callable[..., object], rank: int, enter: Callable[[], None] = lambda: None) -> Host:
         """A worker for that seat, which begins where the newest of those who lead is."""

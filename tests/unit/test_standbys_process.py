@@ -90,7 +90,7 @@ class Head:
 class Standby:
     """One that has connected, and proved itself."""
 
-    def __init__(self, head: Head, ours: ExitStack, name: int = 5) -> None:
+    def __init__(self, head: Head, ours: ExitStack, name: int = 5, every: int = 0) -> None:
         left, right = socket.socketpair()
         self.wire = ours.enter_context(closing(SocketWire(right, "the head")))
         serve = threading.Thread(target=head.standbys._serve, args=(SocketWire(left, "a standby"), "here"), daemon=True)
@@ -99,7 +99,7 @@ class Standby:
         ours.callback(self.wire.cut)
         proof = proof_of_standby(TOKEN, self.hears(Challenge).nonce)
         version = importlib.metadata.version("plesio")
-        self.says(StandsBy("it", version, remote.PROTOCOL, name, ("127.0.0.1", 7071), proof))
+        self.says(StandsBy("it", version, remote.PROTOCOL, name, ("127.0.0.1", 7071), proof, every))
 
     def says(self, message: object) -> None:
         self.wire.send(FrameKind.CHANNEL, encode(message))
@@ -166,6 +166,49 @@ def test_a_standby_may_take_its_time_over_the_state(ours: ExitStack, monkeypatch
     one.hears(Over)
 
 
+def test_one_that_takes_a_version_every_so_many_is_sent_no_log(ours: ExitStack) -> None:
+    head = Head(ours)
+    one = Standby(head, ours, every=3)
+    said = hello(0, CASES["Adam"])
+    first = head.wanted()
+    head.written(first.folder)
+    for version in (0, 4):
+        one.hears(Followed)
+        one.hears(File)
+        one.says(Has(0))
+        head.log.put(b"not to be sent")
+        wanted = head.wanted()
+        assert (first.after, wanted.after) == (0, version + 3)
+        assert head.standbys._contending._electable == {5}
+        (Path(wanted.folder) / "state").write_bytes(b"all")
+        head.server.send(StateWritten(wanted.folder, 0, said, workers=2, version=4))
+    one.hears(Followed)
+    one.hears(File)
+    one.says(Has(0))
+    head.standbys._over.set()
+    one.hears(Over)
+
+
+def test_one_that_takes_versions_is_told_of_the_end_when_the_server_has_gone(ours: ExitStack) -> None:
+    head = Head(ours)
+    one = Standby(head, ours, every=3)
+    head.written(head.wanted().folder)
+    one.hears(Followed)
+    one.hears(File)
+    head.server.close()
+    one.says(Has(0))
+    until(lambda: head.standbys._contending._electable == {5})
+    head.standbys._over.set()
+    one.hears(Over)
+
+
+def test_answers_cannot_wait_for_one_that_takes_versions(ours: ExitStack) -> None:
+    head = Head(ours)
+    head.standbys._waits = True
+    one = Standby(head, ours, every=3)
+    assert "leave --every-versions out" in one.hears(Refused).why
+
+
 def test_one_that_comes_back_is_not_one_too_many(ours: ExitStack) -> None:
     """Its line was cut, which the head does not know yet."""
     head = Head(ours)
@@ -174,7 +217,7 @@ def test_one_that_comes_back_is_not_one_too_many(ours: ExitStack) -> None:
     one.hears(Followed)
     one.hears(File)
     one.says(Has(0))
-    until(lambda: 5 in head.standbys._awaited)
+    until(lambda: 5 in head.standbys._followers.awaited)
     again = Standby(head, ours)
     head.server.send(StateWritten(head.wanted().folder, 0, hello(0, CASES["Adam"]), workers=2))
     again.hears(Followed)
@@ -191,7 +234,7 @@ def test_a_head_that_is_fenced_is_not_followed(ours: ExitStack) -> None:
 def test_a_head_that_is_fenced_answers_nobody(ours: ExitStack) -> None:
     """Under acknowledge="standby", once its standbys are gone, too."""
     head = Head(ours)
-    head.standbys._waits = True
-    head.standbys._log = log = ReplicationLog.create(1 << 16)
+    head.standbys._followers._waits = True
+    head.standbys._log = head.standbys._followers.log = log = ReplicationLog.create(1 << 16)
     head.is_fenced()
     until(lambda: log.has == 0)

@@ -30,6 +30,15 @@ def standby(
     wait_s: Annotated[
         float, typer.Option("--wait-s", metavar="SECONDS", help="How long to look for a head that cannot be reached.")
     ] = 60.0,
+    every_versions: Annotated[
+        int,
+        typer.Option(
+            "--every-versions",
+            metavar="K",
+            min=0,
+            help="Take over a version every K, in place of each update: less traffic. If the head dies, as many are undone.",
+        ),
+    ] = 0,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where run folders go.")] = Path("runs"),
     watch: Watch = False,
     watch_at: WatchAt = None,
@@ -61,7 +70,7 @@ def standby(
         )
     )
     log_to(console)
-    promoted = Standby(addresses_in(head), door, runs).wait(wait_s)
+    promoted = Standby(addresses_in(head), door, runs, every_versions).wait(wait_s)
     if promoted is None:
         console.print("the run is over")
         return 0

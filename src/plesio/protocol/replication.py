@@ -9,6 +9,7 @@
 | head    | Came, Did    | then: each contribution with its tensors, and each turn of the server that did something      |
 | head    | RowsCame     | in between: rows of tables that are about to step                                             |
 | standby | Has          | how much of that it has                                                                       |
+| head    | Followed, File | in place of Came, RowsCame and Did: to a standby that takes a version every so many         |
 | head    | Over         | last: the run ended, and nobody is to go on with it                                           |
 """
 
@@ -35,7 +36,7 @@ class Challenge(msgspec.Struct, tag=True, frozen=True):
 
 class StandsBy(msgspec.Struct, tag=True, frozen=True):
     """`who`: its host and process, for messages; `plesio`, `protocol`: its versions; `name`: by which it votes, and is elected;
-    `place`: where others find it."""
+    `place`: where others find it; `every`: it takes a version every so many, and not the log (0)."""
 
     who: str
     plesio: str
@@ -43,6 +44,7 @@ class StandsBy(msgspec.Struct, tag=True, frozen=True):
     name: Annotated[int, msgspec.Meta(ge=0)]
     place: Place
     proof: bytes
+    every: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Followed(msgspec.Struct, tag=True, frozen=True):
@@ -123,9 +125,11 @@ FromHead = Challenge | Followed | Refused | File | Came | RowsCame | Did | Over
 
 
 class StateWanted(msgspec.Struct, tag=True, frozen=True):
-    """The standbys' process to the server: write down how the run stands, in this folder, and log what follows."""
+    """The standbys' process to the server: write down how the run stands, in this folder, and log what follows; once there is
+    version `after`."""
 
     folder: str
+    after: int = 0
 
 
 class StateWritten(msgspec.Struct, tag=True, frozen=True):
@@ -140,4 +144,5 @@ class StateWritten(msgspec.Struct, tag=True, frozen=True):
     journal: str = ""
     position: int = 0
     workers: int = 0
+    version: int = 0
     why_not: str = ""

@@ -40,7 +40,7 @@ OTHERS = (
 @dataclass(frozen=True)
 class Plan:
     """`counts`: the weights say how often each sample is in them, or the rows of a table do (`tables`). `places`: at which site
-    the head, the standby (and those after it), and each worker are."""
+    the head, the standby (and those after it), and each worker are. Standbys take a version `every` so many, or (0) the log."""
 
     seed: int
     strategy: Strategy
@@ -50,6 +50,7 @@ class Plan:
     workers: int
     faults: tuple[str, ...]
     places: tuple[int, ...]
+    every: int
 
     @property
     def in_networks(self) -> bool:
@@ -69,7 +70,8 @@ class Plan:
 
     def __str__(self) -> str:
         name, faults = f"{self.strategy.name}{', tables' if self.tables else ''}", ", ".join(self.faults)
-        return f'{name}, acknowledge="{self.acknowledge}", {self.workers} workers, at {self.places}: {faults}'
+        acknowledge = f'acknowledge="{self.acknowledge}"{f", every {self.every} versions" if self.every else ""}'
+        return f"{name}, {acknowledge}, {self.workers} workers, at {self.places}: {faults}"
 
 
 def draw(seed: int, splits: bool) -> Plan:
@@ -82,4 +84,5 @@ def draw(seed: int, splits: bool) -> Plan:
     places = tuple(rng.randrange(SITES) for _ in range(workers + 2))
     acknowledge = rng.choice(("head", "standby"))
     tables = counts and rng.random() < 0.5
-    return Plan(seed, strategy, counts, tables, acknowledge, workers, faults, places)
+    every = rng.randint(1, 9) if acknowledge == "head" and rng.random() < 0.3 else 0
+    return Plan(seed, strategy, counts, tables, acknowledge, workers, faults, places, every)

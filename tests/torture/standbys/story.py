@@ -29,7 +29,7 @@ class Story:
         self.head = self._lead(ours.head, plan.places[0])
         for rank in range(plan.workers):
             self._work(rank)
-        self.standby = self._lead(ours.standby, plan.places[1])
+        self.standby = self._lead(self._stand_by, plan.places[1])
 
     # Who is where
 
@@ -40,6 +40,9 @@ class Story:
         leader = begin(self._sites[site].address if self._sites else LOOPBACK, self._enter(site))
         self._at[leader.name] = site
         return leader
+
+    def _stand_by(self, at: str, enter: Callable[[], None]) -> Leader:
+        return self.ours.standby(at, enter, self.plan.every)
 
     def _work(self, rank: int) -> None:
         site = self.plan.places[2 + rank]
@@ -92,7 +95,7 @@ class Story:
             assert FENCED in old.log, f"{old.name} does not say why it ended: {old.log}"
             self.tally["ended as another leads"] += 1
         self.ours.until(lambda: self.head.leads)
-        self.standby = self._lead(self.ours.standby, self._rng.randrange(SITES))
+        self.standby = self._lead(self._stand_by, self._rng.randrange(SITES))
 
     def _kill_head(self) -> None:
         self.head.kill()
@@ -100,7 +103,7 @@ class Story:
 
     def _kill_standby(self) -> None:
         self.standby.kill()
-        self.standby = self._lead(self.ours.standby, self._at[self.standby.name])
+        self.standby = self._lead(self._stand_by, self._at[self.standby.name])
 
     def _kill_worker(self) -> None:
         rank = self._rng.randrange(self.plan.workers)

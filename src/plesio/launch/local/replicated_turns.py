@@ -66,8 +66,10 @@ class ReplicatedTurns(Turns):
             self._lead_again(server, now_s)
         server.take(source, now_s)
         self._log_turn(server)
-        while self._wanted and server.program.begun and server.program.sequencer.settled:
-            self._write_state(server, self._wanted.pop())
+        if self._wanted and server.program.begun and server.program.sequencer.settled:
+            for wanted in [one for one in self._wanted if one.after <= server.program.version]:
+                self._wanted.remove(wanted)
+                self._write_state(server, wanted)
 
     # While it may not lead
 
@@ -123,7 +125,7 @@ class ReplicatedTurns(Turns):
         workers = program.sequencer.workers
         written = StateWritten(
             wanted.folder, log.written, machine.blocks.first, read, self._memory.settings, manifest.journal,
-            manifest.position, workers,
+            manifest.position, workers, program.version,
         )  # fmt: skip
         self._heads.send(written, descriptors)
 

@@ -31,6 +31,7 @@ from plesio.launch.job import Job
 from plesio.launch.local.seats import terms_of
 from plesio.launch.standby import others
 from plesio.launch.standby.contending import Contending
+from plesio.launch.standby.followers import Followers
 from plesio.launch.standby.voting import dials
 from plesio.observe.summary import Incident
 from plesio.protocol import remote
@@ -51,7 +52,7 @@ from plesio.protocol.replication import (
 from plesio.transport.channel import Channel, ChannelClosedError
 from plesio.transport.connect import accept
 from plesio.transport.limits import BEAT_S, HANDSHAKE_S, LEASE_S
-from plesio.transport.replication_log import ALL, FellBehindError, ReplicationLog
+from plesio.transport.replication_log import FellBehindError, ReplicationLog
 from plesio.transport.secure import VOTES, ProofError, proof_of_standby
 from plesio.transport.wire import ConnectionLostError, FrameKind, Wire
 
@@ -67,6 +68,10 @@ STATE_S = 600.0
 decode: Callable[[bytes], StandsBy | Has] = decoder_of(FromStandby)
 
 
+class RunEnded(Exception):
+    """In order: standbys are told."""
+
+
 class Standbys:
     """Those of one head. `server`: tells how the run stands; `launcher`: who comes."""
 
@@ -77,12 +82,7 @@ class Standbys:
         self._waits = job.config.acknowledge == "standby"
         self._log: ReplicationLog | None = None
         self._states: dict[str, SimpleQueue[StateWritten]] = {}  # by folder
-        self._lock = threading.Lock()  # of what follows
-        self._has: dict[int, int] = {}  # by standby: up to where
-        self._sent: dict[int, int] = {}  # by standby: up to where
-        self._wires: dict[int, Wire] = {}  # by standby
-        self._awaited: dict[int, int] = {}  # those that answers wait for: what each needs to have to be elected
-        self._electable: set[int] = set()
+        self._lock = threading.Lock()  # of the places
         self._over = threading.Event()
         self._serving: set[threading.Thread] = set()
         self._fenced_s = inf  # since when
@@ -93,6 +93,7 @@ class Standbys:
             dial=dials(self._listening.token, self._listening.credentials),
             after=self._listening.takes_over,
         )
+        self._followers = Followers(self._contending, self._waits, self._tell_electable)
         self._places = {self._contending.name: self._listening.place}
         self._contending.set_places(self._places)
 
@@ -125,7 +126,7 @@ class Standbys:
     def _from_server(self) -> None:
         written, descriptors = self._server.receive(LEASE_S)
         if descriptors:
-            self._log = ReplicationLog.attach(descriptors)
+            self._log = self._followers.log = ReplicationLog.attach(descriptors)
         if (asked := self._states.get(written.folder)) is not None:  # else that standby is gone
             asked.put(written)
 
@@ -147,8 +148,7 @@ class Standbys:
 
     def _look(self) -> None:
         """What changes while nobody says anything."""
-        with self._lock:
-            self._say_who_has()
+        self._followers.look()
         now_s, rejoin_s = time.monotonic(), self._listening.rejoin_s
         if now_s - self._fenced_s > FENCED_S:
             self._ends("most of the run follows another head by now: this one was cut off from it for too long")
@@ -160,66 +160,9 @@ class Standbys:
         self._fenced_s = self._led_s = inf
         self._tell(why, fatal=f"{why}; this head ends")
 
-    def _say_who_has(self) -> None:
-        """Up to where all have the log that an answer waits for."""
-        if self._log is None:
-            return
-        awaited = self._awaited.keys() | self._contending.awaits if self._waits else ()
-        has = min((self._has.get(name, 0) for name in awaited), default=ALL)
-        if has != self._log.has:
-            self._log.has = has
-            self._log.rings_back()
-
-    def _say_electable(self) -> None:
-        self._contending.set_electable(self._electable)
+    def _tell_electable(self, count: int) -> None:
         with suppress(ChannelClosedError):
-            self._launcher.send(StandingBy(len(self._electable)))
-
-    def _heard(self, name: int, wire: Wire, up_to: int) -> None:
-        """A standby has so much. It may be elected once it has all that was answered before answers waited for it."""
-        assert self._log is not None, "it has some of it"
-        with self._lock:
-            if self._wires.get(name) is not wire:  # it has another by now
-                return
-            self._has[name] = up_to
-            if name not in self._awaited:
-                self._awaited[name] = 0
-                self._say_who_has()
-                self._awaited[name] = self._log.written if self._waits else 0
-            if name not in self._electable and up_to >= self._awaited[name]:
-                self._electable.add(name)
-                self._say_electable()
-            self._say_who_has()
-
-    def _note_sent(self, name: int, at: int) -> None:
-        """A standby was sent the log up to there: what is before may be overwritten."""
-        assert self._log is not None, "the server opened it"
-        with self._lock:
-            self._sent[name] = at
-            self._log.sent = min(self._sent.values())
-
-    def _met(self, name: int, wire: Wire) -> None:
-        """Its line before may not be known to be lost: this one takes its place."""
-        with self._lock:
-            before, self._wires[name] = self._wires.get(name), wire
-            self._forget(name)
-        if before is not None:
-            before.cut()
-
-    def _lost(self, name: int, wire: Wire) -> None:
-        with self._lock:
-            if self._wires.get(name) is wire:
-                del self._wires[name]
-                self._forget(name)
-
-    def _forget(self, name: int) -> None:
-        """It has nothing of the log, for now at least."""
-        self._sent.pop(name, None)
-        if self._log is not None:
-            self._log.sent = min(self._sent.values(), default=ALL)
-        self._awaited.pop(name, None)
-        self._electable.discard(name)
-        self._say_electable()
+            self._launcher.send(StandingBy(count))
 
     # A standby
 
@@ -250,13 +193,22 @@ class Standbys:
                 raise ProtocolError(
                     "the token of standbys (PLESIO_STANDBY_TOKEN, else that of workers) is another here"
                 )
-            self._met(name, wire)
-            begins = self._tell_state(wire, term, stands)
+            self._followers.met(name, wire)
+            if stands.every and self._waits:
+                raise ProtocolError(
+                    "answers wait for what standbys have (acknowledge='standby'): leave --every-versions out"
+                )
+            state = self._tell_state(wire, term, stands)
             self._tell(f"{cut(stands.who)} at {address} stands by")
-            self._follow(wire, name, term, begins)
+            if stands.every:
+                self._follow_versions(wire, term, stands, state.version)
+            else:
+                self._follow(wire, name, term, state.begins)
         except (PlesioError, OSError) as error:
             wire.send(FrameKind.CHANNEL, encode(Refused(str(error))))
             wire.part()
+        except RunEnded:
+            self._say_over(wire)
         except FellBehindError:
             self._tell(f"the standby {cut(stands.who)} fell behind by all that the log holds, and begins anew")
         except ConnectionLostError:
@@ -265,15 +217,15 @@ class Standbys:
                     f"the standby {cut(stands.who)} is lost: until one is back, the death of this host ends the run"
                 )
         finally:
-            self._lost(name, wire)
+            self._followers.lost(name, wire)
             wire.close()
 
     def _tell(self, what: str, fatal: str = "") -> None:
         with suppress(ChannelClosedError):
             self._launcher.send(Trouble(Incident(0.0, None, what), fatal, "ServerLostError" if fatal else ""))
 
-    def _tell_state(self, wire: Wire, term: int, stands: StandsBy) -> int:
-        """How the run stands; from where on the log is to follow. Whoever votes is told where the standby is."""
+    def _tell_state(self, wire: Wire, term: int, stands: StandsBy, after: int = 0) -> StateWritten:
+        """How the run stands, once there is version `after`. Whoever votes is told where the standby is."""
         ours = importlib.metadata.version("plesio")
         if (stands.plesio, stands.protocol) != (ours, remote.PROTOCOL):
             raise ProtocolError(
@@ -281,10 +233,11 @@ class Standbys:
             )
         self._wait_for_place(wire, stands.name)
         with tempfile.TemporaryDirectory(prefix="plesio-standby-") as folder:
-            state = self._state(wire, folder)
+            state = self._state(wire, term, folder, after)
             if state.hello is None:
                 raise ProtocolError(f"the head could not write how the run stands: {state.why_not}")
-            self._note_sent(stands.name, state.begins)
+            if not stands.every:
+                self._followers.sent(stands.name, state.begins)
             files = sorted(one for one in Path(folder).rglob("*") if one.is_file())
             contents = [(str(one.relative_to(folder)), one.read_bytes()) for one in files]
             if state.journal:
@@ -302,15 +255,14 @@ class Standbys:
         wire.send(FrameKind.CHANNEL, encode(followed))
         for path, data in contents:
             wire.send(FrameKind.CHANNEL, encode(File(path, len(data))), [memoryview(data)])
-        return state.begins
+        return state
 
     def _wait_for_place(self, wire: Wire, name: int) -> None:
         """Until there are fewer standbys than the run takes. One that is lost may not be known to be yet."""
         takes, until_s = self._job.config.standby, time.monotonic() + 2 * LEASE_S
         while True:
-            with self._lock:
-                if len(self._awaited.keys() - {name}) < takes:
-                    return
+            if self._followers.others(name) < takes:
+                return
             if time.monotonic() > until_s:
                 what = (
                     f"as many standbys as the run takes ({takes}) are there: start its head with --standby {takes + 1}"
@@ -319,15 +271,18 @@ class Standbys:
             wire.send(FrameKind.BEAT, b"")
             time.sleep(TICK_S)
 
-    def _state(self, wire: Wire, folder: str) -> StateWritten:
-        """What the server wrote into this folder, once training has begun and nothing waits to be folded."""
+    def _state(self, wire: Wire, term: int, folder: str, after: int) -> StateWritten:
+        """What the server wrote into this folder, once there is that version and nothing waits to be folded."""
         written = self._states[folder] = SimpleQueue[StateWritten]()
         try:
-            self._server.send(StateWanted(folder))
-            while True:
+            with suppress(ChannelClosedError):  # it has ended: why, the launcher says
+                self._server.send(StateWanted(folder, after))
+            while not self._over.is_set():
                 with suppress(Empty):
-                    return written.get(timeout=BEAT_S)
+                    return written.get(timeout=TICK_S)
                 wire.send(FrameKind.BEAT, b"")  # one that is gone is not waited for
+                self._check(term)
+            raise RunEnded
         finally:
             del self._states[folder]
 
@@ -346,19 +301,43 @@ class Standbys:
             "checkpoint": [checkpoint.every_s, checkpoint.keep] if checkpoint is not None else None,
         }
 
+    def _takes_over(self, wire: Wire, look: Callable[[], None] = lambda: None) -> None:
+        """Wait until it has made a memory of the state, and says so; meanwhile `look`."""
+        sent_s = time.monotonic()
+        while not (wire.wait(GLANCE_S) or self._over.is_set()):
+            look()
+            if time.monotonic() - sent_s > STATE_S:
+                raise ConnectionLostError(f"it did not take the state over within {STATE_S:g} s")
+
+    def _check(self, term: int, heard_s: float = inf) -> None:
+        """A head that was elected again is another, which standbys follow anew."""
+        if time.monotonic() - heard_s > LEASE_S or self._contending.term != term:
+            raise ConnectionLostError("it said nothing, or follows another head")
+
+    def _say_over(self, wire: Wire) -> None:
+        """It hangs up then: who hangs up with words unread takes the last ones back."""
+        end_s = time.monotonic() + SEES_OUT_S
+        with suppress(ConnectionLostError):
+            wire.send(FrameKind.CHANNEL, encode(Over()))
+            while time.monotonic() < end_s:
+                wire.receive(GLANCE_S)
+
+    def _follow_versions(self, wire: Wire, term: int, stands: StandsBy, version: int) -> None:
+        """Have it take a version every so many, until the run is over."""
+        while True:
+            self._takes_over(wire)
+            if (frame := wire.receive(LEASE_S)) is not None and isinstance(has := decode(frame.body), Has):
+                self._followers.heard(stands.name, wire, has.up_to)
+            version = self._tell_state(wire, term, stands, version + stands.every).version
+
     def _follow(self, wire: Wire, name: int, term: int, at: int) -> None:
-        """Send what comes on the log, and hear how much of it is there, until the run is over. A head that was elected again is
-        another, which standbys follow anew."""
+        """Send what comes on the log, and hear how much of it is there, until the run is over."""
         log = self._log
         assert log is not None, "the server opened it"
         poller = select.poll()
         for descriptor in (log.bell, wire.fileno()):
             poller.register(descriptor, select.POLLIN)
-        sent_s = time.monotonic()
-        while not (wire.wait(GLANCE_S) or self._over.is_set()):  # it makes a memory of the state
-            log.check(at)
-            if time.monotonic() - sent_s > STATE_S:
-                raise ConnectionLostError(f"it did not take the state over within {STATE_S:g} s")
+        self._takes_over(wire, lambda: log.check(at))
         heard_s, told_s = time.monotonic(), 0.0
         while True:
             over = self._over.is_set()
@@ -367,23 +346,15 @@ class Standbys:
                 wire.send(FrameKind.CHANNEL, entry.message, entry.payload)
                 log.check(at)
                 at = entry.end
-                self._note_sent(name, at)
+                self._followers.sent(name, at)
                 told_s = time.monotonic()
             if over:
-                wire.send(FrameKind.CHANNEL, encode(Over()))
-                end_s = time.monotonic() + SEES_OUT_S
-                with suppress(
-                    ConnectionLostError
-                ):  # it hangs up; who hangs up with words unread takes the last ones back
-                    while time.monotonic() < end_s:
-                        wire.receive(GLANCE_S)
-                return
+                raise RunEnded
             while wire.wait(0.0) or wire.has_input:
                 if (frame := wire.receive(LEASE_S)) is not None and isinstance(has := decode(frame.body), Has):
-                    self._heard(name, wire, has.up_to)
+                    self._followers.heard(name, wire, has.up_to)
                 heard_s = time.monotonic()
-            if time.monotonic() - heard_s > LEASE_S or self._contending.term != term:
-                raise ConnectionLostError("it said nothing, or follows another head")
+            self._check(term, heard_s)
             if time.monotonic() - told_s > BEAT_S:
                 wire.send(FrameKind.BEAT, b"")
                 told_s = time.monotonic()

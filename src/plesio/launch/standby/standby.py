@@ -79,10 +79,11 @@ class RunOver(Exception):
 
 
 class Standby:
-    """One that listens at `door`, and looks for its head at `places`. `runs`: where its copy of the run goes."""
+    """One that listens at `door`, and looks for its head at `places`. `runs`: where its copy of the run goes. It takes a version
+    `every` so many, or (0) all that the head does."""
 
-    def __init__(self, places: Sequence[Place], door: DoorSockets, runs: Path) -> None:
-        self._places, self._door, self._runs = list(places), door, runs
+    def __init__(self, places: Sequence[Place], door: DoorSockets, runs: Path, every: int = 0) -> None:
+        self._places, self._door, self._runs, self._every = list(places), door, runs, every
         try:
             runs.mkdir(parents=True, exist_ok=True)
             self._copy = Path(tempfile.mkdtemp(prefix="standby-", dir=runs))
@@ -134,7 +135,7 @@ class Standby:
                 with closing(self._line()) as wire:
                     self._begin(wire)
                     until_s, told = inf, False
-                    self._follow(wire)
+                    (self._follow_versions if self._every else self._follow)(wire)
             except (ConnectionLostError, ProtocolError) as error:
                 until_s = min(until_s, time.monotonic() + within_s)
                 if not told:
@@ -197,34 +198,42 @@ class Standby:
         nonce, version = self._hear(wire, Challenge).nonce, importlib.metadata.version("plesio")
         who, listening = f"{socket.gethostname()}:{os.getpid()}", self._door.listening
         name, proof = self._contending.name, proof_of_standby(listening.token, nonce)
-        wire.send(FrameKind.CHANNEL, encode(StandsBy(who, version, remote.PROTOCOL, name, listening.place, proof)))
+        stands = StandsBy(who, version, remote.PROTOCOL, name, listening.place, proof, self._every)
+        wire.send(FrameKind.CHANNEL, encode(stands))
+        self._take(wire)
+        log.info("standing by for %s, from version %d", wire.peer, self._shadow.version if self._shadow else 0)
+
+    def _take(self, wire: Wire) -> None:
+        """Take over how the run stands. Until all of that is here, what was here before is good."""
         followed = self._hear(wire, Followed)
-        if not self._contending.forgets():
-            raise ConnectionLostError("this one is elected")
+        folder = Path(tempfile.mkdtemp(dir=self._copy))
+        with ExitStack() as failed:
+            failed.callback(shutil.rmtree, folder, ignore_errors=True)
+            for _ in range(followed.files):
+                self._take_file(wire, folder)
+            if not self._contending.forgets():
+                raise ConnectionLostError("this one is elected")
+            failed.pop_all()
         self._shadow = None
-        shutil.rmtree(self._copy)
-        self._copy.mkdir()
-        for _ in range(followed.files):
-            file = self._hear(wire, File)
-            path = self._place_of(file.name)
-            data = bytearray(file.nbytes)
-            wire.read_payload([memoryview(data)])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        for old in set(self._copy.iterdir()) - {folder}:
+            shutil.rmtree(old)
         torch.set_num_threads(followed.settings["threads"])  # sums depend on that
-        self._shadow = shadow = Shadow(followed, self._copy, self._copy / JOURNAL)
+        self._shadow = Shadow(followed, folder, folder / JOURNAL)
         self._followed = followed
         self._contending.set_places(followed.places)
         self._places = [place for name, place in followed.places.items() if name != self._contending.name]
         if not self._contending.begins(followed.term):
             raise ConnectionLostError("there is a later head by now")
-        log.info("standing by for %s, from version %d", wire.peer, shadow.version)
 
-    def _place_of(self, name: str) -> Path:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise ProtocolError(f"the head sent a file called {name!r}")
-        return self._copy / path
+    def _take_file(self, wire: Wire, folder: Path) -> None:
+        file = self._hear(wire, File)
+        name, data = PurePosixPath(file.name), bytearray(file.nbytes)
+        if name.is_absolute() or ".." in name.parts or not name.parts:
+            raise ProtocolError(f"the head sent a file called {file.name!r}")
+        wire.read_payload([memoryview(data)])
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+        self._bytes += file.nbytes
 
     def _frame(self, wire: Wire) -> Frame | None:
         """What has come, if it is no beat. The head says something once a second."""
@@ -240,11 +249,19 @@ class Standby:
             if self._elected.is_set():
                 raise ConnectionLostError("this one is elected")
         message = decode(frame.body)
+        if isinstance(message, Over):
+            raise RunOver
         if isinstance(message, Refused):
             raise ConfigurationError(message.why)
         if not isinstance(message, kind):
             raise ProtocolError(f"the head said {type(message).__name__} where {kind.__name__} was due")
         return message
+
+    def _follow_versions(self, wire: Wire) -> None:
+        """Take a version every so many, until this one is head, or the line is lost."""
+        while self._followed is not None and not self._elected.is_set():
+            wire.send(FrameKind.CHANNEL, encode(Has(self._followed.begins)))
+            self._take(wire)
 
     def _follow(self, wire: Wire) -> None:
         """Do what the head does, until this one is head, or the line is lost."""
