@@ -31,7 +31,7 @@ from plesio.protocol.worker import Contribution, Ready
 from plesio.server.lines import Line
 from plesio.transport.channel import Channel, channel_pair
 from plesio.transport.doorbell import framed
-from plesio.worker.context import Taking, introduction
+from plesio.worker.introduction import Taking, introduction
 
 ROOT = Path(ps.__file__).parent
 WORKERS, WARM_UP = 2, 20

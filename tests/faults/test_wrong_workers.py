@@ -27,7 +27,7 @@ from plesio.protocol.worker import Contribution, DroppedStep, Farewell, LeaseReq
 from plesio.tensors.arena import Layout
 from plesio.transport.connect import connect
 from plesio.transport.wire import FrameKind
-from plesio.worker.context import Taking, introduction
+from plesio.worker.introduction import Taking, introduction
 from support.loops import CLASSES, FEATURES, data
 from support.proxy import Proxy
 from support.remote import TOKEN, Head, head

@@ -20,9 +20,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 import plesio as ps
 from plesio.protocol.worker import LeaseReply, LeaseRequest
 from plesio.worker.clients.lent import LeasedClients
-from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.by_client import ClientExchange
+from plesio.worker.introduction import Taking
 from plesio.worker.state import WorkerState
 from support import remote
 

@@ -1,7 +1,7 @@
 """The files that every run goes through hardly name what only some runs are able to do: that has files of its own.
 
-A line counts if it names tables or rows, phases, islands, clients or durability, in code as in comments, docstrings and messages.
-The rule is `grep -ciE` of `NAMES`. It is simple, and so a timetable counts, too.
+A line counts if it names tables or rows, phases, islands or ranks, clients or durability, in code as in comments, docstrings and
+messages. The rule is `grep -ciE` of `NAMES`. It is simple, and so a timetable and an arrow count, too.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import pytest
 import plesio
 
 SOURCE = Path(plesio.__file__).parent
-NAMES = re.compile(r"tables?\b|\brows?\b|_rows?|rows?_|phase|island|client|durab|surviv", re.IGNORECASE)
+NAMES = re.compile("table|row|phase|island|client|durab|surviv|rank", re.IGNORECASE)
 LIMITS = {
     "server/program.py": 1,
-    "memory/machine.py": 4,
-    "core/sequencer.py": 9,
-    "worker/worker.py": 14,
+    "memory/machine.py": 1,
+    "core/sequencer.py": 10,
+    "worker/worker.py": 15,
     "worker/prepared.py": 4,
-    "launch/participation.py": 3,
-    "launch/local/worker_proxy.py": 2,
+    "launch/participation.py": 1,
+    "launch/local/worker_proxy.py": 1,
     "launch/simulated/virtual.py": 0,
     "launch/simulated/engine.py": 2,
-    "launch/local/engine.py": 0,
+    "launch/local/engine.py": 1,
 }
 """They go down, never up."""
 BELOW = 40
@@ -49,12 +49,13 @@ def test_all_common_files_together() -> None:
 
 def test_what_counts() -> None:
     source = '''"""Of tables."""
-self.rank = narrow  # not of one
-self.part = Rank(island)
+self.number = 3  # of a worker
+self.process = OwnProcess(island)
 say("a client")
 row_bytes = 4
-arrow = 5
-timetable = None  # simple
+arrow = timetable = None  # simple
+self.is_leader = self.rank == 0
+self.part = part
 durability = survivors = PHASES
 '''
-    assert [line.partition(":")[0] for line in naming(source)] == ["1", "3", "4", "5", "7", "8"]
+    assert [line.partition(":")[0] for line in naming(source)] == ["1", "3", "4", "5", "6", "7", "9"]

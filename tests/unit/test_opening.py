@@ -48,7 +48,7 @@ def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker_lines, "Machine", Mock())
     lines: Any = [Mock(worker=number, gone=number == 1, finished=False, leaving=False) for number in range(3)]
     program, tables = Mock(begun=False), Mock()
-    program.sequencer.workers, tables.lacking.return_value = 3, False
+    program.sequencer.workers, tables.lacking.return_value, tables.rows.return_value = 3, False, ()
     workers = worker_lines.WorkerLines(lines, Mock(), Turns(), Mock(takes_over=False), tables, Mock(), Mock())
     workers.serve(program)
     workers.proceed()

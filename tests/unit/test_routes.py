@@ -31,7 +31,7 @@ from plesio.transport.routes import Routes
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue
 from plesio.transport.row_slots import RowSlots
 from plesio.transport.wire import Frame, FrameKind
-from plesio.worker.context import Taking, introduction
+from plesio.worker.introduction import Taking, introduction
 from support.long_forms import examples
 
 MODEL = nn.Linear(2, 1)

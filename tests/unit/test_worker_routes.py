@@ -39,7 +39,7 @@ from plesio.strategy import Strategy
 from plesio.strategy.answers import TopK
 from plesio.tensors.arena import Arena
 from plesio.transport.ring import Ring
-from plesio.worker.context import Taking, introduction
+from plesio.worker.introduction import Taking, introduction
 from support.long_forms import examples
 
 

@@ -25,16 +25,16 @@ from plesio.strategy.answers import Every
 from plesio.system.memory import SharedBlock
 from plesio.tensors.carrying import Carried, States, brought_back, hand_over
 from plesio.tensors.optimizer_spec import has_momentum
-from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.builders import exchange_of
 from plesio.worker.exchanges.exchange import Bell, Exchange
 from plesio.worker.exchanges.making import Making
 from plesio.worker.exchanges.place import Place
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.introduction import Taking
+from plesio.worker.own_process import OwnProcess
 from plesio.worker.pacer import Timer
 from plesio.worker.randomness.draws import OwnDraws
-from plesio.worker.rank import Rank
 from plesio.worker.state import LEAVES, WorkerState
 
 LOOK_S = 0.2  # how often a worker that waits for the beginning looks whether it is to leave
@@ -69,22 +69,21 @@ class Participation(ABC):
     _send_ahead: Callable[[LeaseRequest, bool], bool]  # `ask_ahead` of a worker that is away
 
     def __init__(
-        self, rank: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool, stealing: bool
+        self, number: int, workers: int, seed: int, strategy: Strategy, timer: Timer, lone: bool, stealing: bool
     ) -> None:
-        self.rank = rank
+        self.number = number
         self.workers = workers
         self.seed = seed
-        self.state = WorkerState(rank, seed, OwnDraws() if lone else None)
+        self.state = WorkerState(number, seed, OwnDraws() if lone else None)
         self._stealing = stealing
         self.now_s = timer.now_s
         self._timer = timer
         self._strategy = strategy
-        self._as_rank = Rank.lone(self.state, strategy, rank)
-        self.island = self._as_rank.island
+        self.process = OwnProcess.lone(self.state, strategy)
 
     @property
     def strategy(self) -> Strategy:
-        """That of the phase that this worker is in."""
+        """The one whose rules hold."""
         exchange = self._exchange
         return exchange.strategy if isinstance(exchange, ServerExchange) else self._strategy.first
 
@@ -133,14 +132,14 @@ class Participation(ABC):
     def join(self, given: Taking, used: DataUse) -> tuple[Exchange, nn.Module]:
         """Show the server what we have, take our place in memory, and wait for the beginning."""
         self._used = used
-        hello, carried, tensors = self._as_rank.introduction(given, self._shows, self._plain)
+        hello, carried, tensors = self.process.introduction(given, self._shows, self._plain)
         place = self._seated(given, hello, carried)
         self._fetch, self.states = place.state, place.states
-        hand_over(given.optimizer, carried, tensors, place.initial, place.first, **self._as_rank.brings)
+        hand_over(given.optimizer, carried, tensors, place.initial, place.first, **self.process.brings)
         place.bring_from(given.model)
         self.late = self._strategy.goes_on(self.away, has_momentum(given.optimizer))
         exchange = self._exchange = exchange_of(self._making(given, tensors, place, used))
-        self._as_rank.arrive()
+        self.process.arrive()
         self._ready(place)
         self.state.begin(0)
         exchange.begin()
@@ -157,7 +156,7 @@ class Participation(ABC):
             optimizer=given.optimizer,
             tensors=tensors,
             private=given.own.parameters if given.own is not None else (),
-            shards=self._as_rank.part,
+            shards=self.process.part,
             place=place,
             goes_on=self._goes_on if self.late else None,
             line=(self._bell, self._timer, used, self._timeout_s),
@@ -182,7 +181,7 @@ class Participation(ABC):
         self.state.epochs = request.epoch + 1 if request.most else self.state.epochs
         while True:
             try:
-                return self._as_rank.lease(self._leased, request)
+                return self.process.lease(self._leased, request)
             except SeatLostError as lost:
                 if not isinstance(self._exchange, ServerExchange):
                     raise
@@ -200,6 +199,6 @@ class Participation(ABC):
             return None
         carried, block = self._fetch()
         there = arenas(block, self._exchange.replica.layout, len(carried.keys))
-        states = brought_back(carried, tensors, there, **self._as_rank.takes)
+        states = brought_back(carried, tensors, there, **self.process.takes)
         block.close()
         return states

@@ -30,17 +30,17 @@ class Able(NamedTuple):
 def those_of(
     blocks: Blocks,
     in_one_process: bool,
-    rows: RowServers | None,
     log: RecoveryLog | None,
     once: Once,
     beside: Sequence[MemoryCapability] = (),
 ) -> Able:
-    """Those that the run has; `rows`: of tables, if other processes hold them. Those `beside` are told first."""
-    rows = rows or rows_here(blocks, log)
+    """Those that the run has. Those `beside` are told first: tables are among them, if other processes hold their rows."""
+    rows = next((one for one in beside if isinstance(one, RowServers)), None)
+    here = rows_here(blocks, log) if rows is None else None
     own = OwnWeights(blocks, in_one_process, once) if blocks.gives_back_mean else None
     changes = PhaseChange(blocks) if len(blocks.phases) > 1 else None
     loaded = [half.MemoryHalf(blocks) for half in halves(blocks.strategy, "memory")]
-    return Able(rows, own, [one for one in (*beside, rows, own, changes, *loaded) if one is not None])
+    return Able(rows or here, own, [one for one in (*beside, here, own, changes, *loaded) if one is not None])
 
 
 def kind_of_folder(log: RecoveryLog | None, blocks: Blocks, lost: str) -> Callable[[Parts], Folder]:

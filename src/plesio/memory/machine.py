@@ -20,7 +20,6 @@ from plesio.memory.capability import MemoryCapability as Able
 from plesio.memory.folder import Folder, build_folder
 from plesio.memory.momenta import keeps_momentum
 from plesio.memory.port import Memory
-from plesio.memory.row_servers import RowServers
 from plesio.memory.saved import Kept
 from plesio.memory.taking_over import take_over
 from plesio.memory.worker_states import LeftStates, Once
@@ -42,14 +41,12 @@ EVALUATOR, ENGINE, READERS = -1, -2, -3
 
 class Machine(Memory):
     """Does in `blocks` what the sequencer decides; `in_one_process`: workers run here, from one request to the next.
-    `rows`: of tables, if other processes hold them. `log`: what another process goes on from when this one dies. Those `beside`
-    are told of what it does."""
+    `log`: what another process goes on from when this one dies. Those `beside` are told of what it does, before its own."""
 
     def __init__(
         self,
         blocks: Blocks,
         in_one_process: bool = False,
-        rows: RowServers | None = None,
         log: RecoveryLog | None = None,
         beside: Sequence[Able] = (),
     ) -> None:
@@ -58,7 +55,7 @@ class Machine(Memory):
         self.note = blocks.note
         if blocks.held is not None:
             self.states = LeftStates(blocks.held, blocks, in_one_process, self.once)
-        self.rows, self.own, self._able = those_of(blocks, in_one_process, rows, log, self.once, beside)
+        self.rows, self.own, self._able = those_of(blocks, in_one_process, log, self.once, beside)
         able = self._able  # asked now who has to do with what
         self._actions = [actions for one in able if (actions := one.actions)]
         self._told, self._joins = those_with(able, Able.told), those_with(able, Able.joins)

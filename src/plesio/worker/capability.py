@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plesio.worker.context import Taking
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.introduction import Taking
 
 
 class Capability:

@@ -108,7 +108,7 @@ class Given:
     def own_part(self, share: Share | None, context: WorkerContext) -> OwnPart | None:
         """What is not shared; it has a place where it lasts."""
         own = OwnPart.of(self.model, self.optimizer, share, bool(self.clients)) if share is not None else None
-        names, ranks = list(own.tensors) if own is not None else [], context.island.ranks
+        names, ranks = list(own.tensors) if own is not None else [], context.process.island.ranks
         if names and ranks > 1:
             raise ConfigurationError(
                 f"prepare(share=...) and ranks={ranks}: the ranks of a worker would step {listed(names)} apart; use ranks=1"
@@ -151,6 +151,11 @@ class Given:
                 "this strategy exchanges when a client ends: give prepare ps.Clients(...), or no loader and say "
                 "worker.contribute(samples=...) in a loop over data of your own"
             )
+
+    @property
+    def once(self) -> list[Any]:
+        """What the first call alone takes; a later one may be given the same."""
+        return [*self.modules, *self.loaders, *self.clients]
 
     @property
     def model(self) -> nn.Module:

@@ -83,11 +83,6 @@ class Island:
         """Whether this rank was told that it is to leave the run, and the others may not know."""
         return self._state.told
 
-    def tell_to_leave(self) -> None:
-        """This rank is to leave. With others it does when all know, which is at the next exchange."""
-        self._state.told = True
-        self._state.leaving = self._state.leaving or self.ranks == 1
-
     def leave(self) -> None:
         """All ranks know that the worker is to leave, once this step is made."""
         self._state.leaving = True

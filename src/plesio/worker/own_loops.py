@@ -113,7 +113,7 @@ class OwnLoops(Prepared):
             raise ConfigurationError(f"worker.share_of_batch({size!r}, rounds={rounds!r}): {why}")
         version, sharing = self._state.version, self._state.attachments.of(Sharing)
         measured = rounds is None or version < rounds
-        own, exchange.pacer.part = sharing.part(size, self.rank, self.workers, version, measured)
+        own, exchange.pacer.part = sharing.part(size, self._number, self.workers, version, measured)
         self._used.samples += own.stop - own.start
         return own
 

@@ -17,7 +17,7 @@ from plesio.tensors.model import device_of
 from plesio.worker.cancelling import check_before_layers
 from plesio.worker.capabilities import those_of
 from plesio.worker.capability import Capability
-from plesio.worker.context import Taking, WorkerContext
+from plesio.worker.context import WorkerContext
 from plesio.worker.data.loader import LeasedLoader
 from plesio.worker.data.parts import SharedLoader, StreamLoader
 from plesio.worker.data.source import is_stream, warn_of_processes
@@ -27,6 +27,7 @@ from plesio.worker.explaining import refuse_synchronised
 from plesio.worker.given import Given, How
 from plesio.worker.guards.exchanged import watch
 from plesio.worker.guards.guards import Guards
+from plesio.worker.introduction import Taking
 from plesio.worker.metrics import Metrics
 from plesio.worker.optimizer import ExchangedOptimizer
 from plesio.worker.randomness.seeding import seed_device, step_seed
@@ -39,12 +40,12 @@ class Prepared:
     """What a worker has of the run: an exchange, its data, and what its loop is to use in place of what it gave."""
 
     def __init__(self, context: WorkerContext) -> None:
-        self.rank = context.rank
+        self.rank = self._number = context.number  # its rank, to the training function
         self.workers = context.workers
         self.seed = context.seed
         self.server_pid = context.server_pid
-        self.island = context.island
-        self._sharing = (0, 1) if context.state.together > 1 else (context.rank, context.workers)
+        self.island = context.process.island
+        self._sharing = (0, 1) if context.state.together > 1 else (context.number, context.workers)
         self._context = context
         self._state = context.state
         self._exchange: Exchange | None = None
@@ -91,8 +92,7 @@ class Prepared:
                 f"prepare was called before, and a second {type(optimizers[0]).__name__} would train this worker alone: set "
                 "the first one's param_groups; or take allreduce on one host without a GPU, where any may step"
             )
-        others = [*given.modules, *given.loaders, *given.clients]
-        if any(id(one) not in self._prepared for one in others):
+        if any(id(one) not in self._prepared for one in given.once):
             raise ConfigurationError(
                 "prepare was called before, and takes only schedulers then: a run trains what the first call was given; for "
                 "several folds call ps.run once each"
@@ -112,7 +112,7 @@ class Prepared:
         seed_device(device_of(model))
         streams = [one for one in given.loaders if is_stream(one)]
         others = [one for one in given.loaders if not is_stream(one)]
-        if self.rank == 0 and self.server_pid:  # the workers are processes of this host
+        if self._number == 0 and self.server_pid:  # the workers are processes of this host
             warn_of_processes(given.loaders, self.workers)
         if others:
             self._lease(others[0])
@@ -126,7 +126,7 @@ class Prepared:
         exchange.lets_writes_go = how.lets_writes_go
         if own is not None and self._state.before and own.of_worker:
             warn(
-                f"worker {self.rank} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
+                f"worker {self._number} goes on with {listed(list(own.tensors))} as its script made that: no checkpoint has what "
                 "share= leaves out; load it from a file of the worker's own"
             )
         if after is not None:
@@ -153,11 +153,11 @@ class Prepared:
         if exchange.may_cancel:
             check_before_layers(model, lambda: self._in_step and exchange.cancelled())
         if not exchange.any_optimizer:
-            first_of_several = self.workers > 1 and self.rank == 0 and not exchange.by_client
+            first_of_several = self.workers > 1 and self._number == 0 and not exchange.by_client
             watch(exchange.replica.trained, exchange, self._state if first_of_several else None)
         guards.prepared(
             replaces=not exchange.local,
-            outside=self.rank == 0 and not exchange.shares_parameters,
+            outside=self._number == 0 and not exchange.shares_parameters,
             reads_alone=lambda: self.workers > 1 and not (self._used.batches or self._used.samples),
             go_on=self._set_again,
         )
@@ -172,7 +172,7 @@ class Prepared:
 
     def _parted(self, loader: Any, used: DataUse) -> Any:
         if is_stream(loader):
-            return StreamLoader(loader, self.rank, self.workers, self._used, self._state, self.island)
+            return StreamLoader(loader, self._number, self.workers, self._used, self._state, self.island)
         self._shared += 1
         seed = step_seed(self.seed, self._shared, 0)
         slices = lambda: self._state.parts  # noqa: E731

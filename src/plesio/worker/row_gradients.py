@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from plesio.tables.module import Table, named_tables
 from plesio.worker.capability import Capability
-from plesio.worker.context import Taking
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.introduction import Taking
 from plesio.worker.warn import warn
 
 

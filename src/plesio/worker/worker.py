@@ -11,6 +11,7 @@ import torch
 from plesio.errors import ConfigurationError, StepCancelled, StopRun, as_utf8
 from plesio.strategy.answers.codec import Codec
 from plesio.tensors.after_step import Change
+from plesio.worker.ahead import Ahead
 from plesio.worker.data.source import SourceWrapper
 from plesio.worker.data.use import DataUse
 from plesio.worker.explaining import explain
@@ -18,7 +19,6 @@ from plesio.worker.given import How
 from plesio.worker.guards.exchanged import unwatch
 from plesio.worker.own_loops import OwnLoops
 from plesio.worker.own_part import Share
-from plesio.worker.rows_ahead import RowsAhead
 from plesio.worker.warn import warn_at_end
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ One = TypeVar("One")
 Several = TypeVarTuple("Several")
 
 
-class Worker(OwnLoops, RowsAhead):
+class Worker(OwnLoops, Ahead):
     """One replica of the training loop, as its training function sees it.
 
     The function is called once in each worker process, with its own `Worker`.
@@ -148,15 +148,15 @@ class Worker(OwnLoops, RowsAhead):
             )
         self._exchange_for("stop")
         words = as_utf8(" ".join(reason.split()))
-        self._context.stop(f"worker {self.rank} stopped the run{': ' if words else ''}{words}")
+        self._context.stop(f"worker {self._number} stopped the run{': ' if words else ''}{words}")
 
     def leave(self) -> None:
         """Leave the run in good order, as the others go on: for a machine that is to be taken away.
 
         It returns at once, also in a signal handler. The step under way is made. What this worker did since its last exchange
         is sent. The data that it holds go to others, and its seat is free. Then `train`, or the body of `ps.join`, ends by
-        `ps.StopRun`, as at the end of the run. An island leaves with its next exchange, all ranks at once; a
-        worker of `ps.Clients` when the client under way has had its turn. SIGTERM does this by itself (docs/failures.md).
+        `ps.StopRun`, as at the end of the run. A worker of several processes leaves with its next exchange, all at once; one
+        of `ps.Clients` when the client under way has had its turn. SIGTERM does this by itself (docs/failures.md).
 
         >>> def train(worker):
         ...     model = torch.nn.Linear(4, 1)
@@ -171,7 +171,7 @@ class Worker(OwnLoops, RowsAhead):
         >>> run.steps, [one.left for one in run.workers]
         (100, ['finished', 'left as told'])
         """
-        self.island.tell_to_leave()
+        self._context.process.tell_to_leave()
 
     @property
     def cancelled(self) -> bool:
@@ -212,7 +212,7 @@ class Worker(OwnLoops, RowsAhead):
         """
         if self._exchange is not None and self._exchange.private:
             raise ConfigurationError(
-                "worker.log under privacy=: what clients' data say would leave as it is, without noise; leave it out, and judge "
+                "worker.log under privacy=: what the data say would leave as it is, without noise; leave it out, and judge "
                 "versions by evaluate=, on data that anybody may know"
             )
         self._metrics.add({**(metrics or {}), **named})
@@ -286,8 +286,7 @@ class Worker(OwnLoops, RowsAhead):
           or trained before) goes to where it steps; if that is the server, it is worker 0's. The step of one of several is an
           exchange of its own parameters: those of the others are left alone.
         - A loader (the first one) is a DataLoader, or anything with a length and items. Its batches are shared out among the
-          workers, so give each worker the same one, whole. Data that you read yourself, or that is split by rank, is not for
-          prepare.
+          workers, so give each worker the same one, whole. Data that you read or split yourself is not for prepare.
         - A scheduler goes, at each `step()`, to where the run is (`plesio.worker.schedule`), so that it ends where the
           training ends.
 
@@ -358,13 +357,13 @@ class Worker(OwnLoops, RowsAhead):
             )
         from plesio.reading.reader import Reader  # and with it compiled kernels
 
-        return Reader(self._context.read_at, f"worker {self.rank}", codec)
+        return Reader(self._context.read_at, f"worker {self._number}", codec)
 
     def _warn_of_unread(self) -> None:
         for one in self._prepared.values() if self._state.steps else ():
             if isinstance(one, SourceWrapper) and not one.looped:
                 warn_at_end(
-                    f"worker {self.rank} never read a prepared loader (over a {type(one.dataset).__name__}): loop over what "
+                    f"worker {self._number} never read a prepared loader (over a {type(one.dataset).__name__}): loop over what "
                     "prepare returned; a loop over the loader that it was given trains each worker on all of the data"
                 )
 

@@ -285,7 +285,7 @@ class LocalEngine:
                 self._outcome.returned[number] = unpacked(value, number)
             case launcher.Finished(early):
                 process.done, process.leaving = True, process.leaving or early
-                if early and process.rank == 0:
+                if early and process.is_leader:
                     self._losses.happened(process.worker, f"{process.title} left in good order, as it was told to")
                 self._seats.has_finished(process)
             case launcher.Arrived():

@@ -213,7 +213,7 @@ class Losses:
     def kill(self, process: Process) -> None:
         """End a worker's process, or hang up on one that somebody else started."""
         process.kill()
-        if not process.ours and process.worker is not None and process.rank == 0:
+        if not process.ours and process.worker is not None and process.is_leader:
             self._processes.tell_server(launcher.Emptied(process.worker))
 
     def strike(self, worker: int | None) -> None:

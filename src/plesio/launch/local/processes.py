@@ -50,6 +50,11 @@ class Process:
     leaving: bool = False  # whether it is told to end, the run having fewer workers from now on
     ties: dict[int, int] = field(default_factory=dict)  # a leader's to ranks that are to come, until they do
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether its worker is this one alone, or it is the first of an island."""
+        return self.rank == 0
+
     def kill(self) -> None:
         """End it outright. It keeps its number until all of them have ended. One that somebody else started is hung up on."""
         if self.ours:

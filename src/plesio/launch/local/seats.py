@@ -243,7 +243,7 @@ class Seats:
 
     def has_finished(self, process: Process) -> None:
         """A training function returned. Nobody takes that seat, unless the worker was told to leave."""
-        if process.worker is not None and process.rank == 0 and not process.leaving:
+        if process.worker is not None and process.is_leader and not process.leaving:
             self.finished.add(process.worker)
 
     def _is_free(self, worker: int) -> bool:

@@ -148,10 +148,10 @@ class TableLinks:
         blocks.bells = self._bells
         return blocks
 
-    def rows(self, blocks: Blocks) -> RowServers | None:
-        """Training begins: the rows that the servers hold; None, where this process does, or there are none."""
+    def rows(self, blocks: Blocks) -> tuple[RowServers, ...]:
+        """Training begins: the rows, if there are any that the servers hold, and not this process."""
         if not (self.links and blocks.rows):
-            return None
+            return ()
         for server, (slots, link) in enumerate(zip(blocks.rows, self.links, strict=True)):
             link.begin(slots, blocks.strategy.rows.at_once, server, self.servers, self._bells)
-        return RowServers(blocks.rows, self.links, answers=False)
+        return (RowServers(blocks.rows, self.links, answers=False),)

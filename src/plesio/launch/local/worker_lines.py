@@ -187,8 +187,8 @@ class WorkerLines(Replies):
         blocks = self._opening.blocks
         if blocks is None or not self._opening.complete or self._tables.lacking():
             return
-        rows, turns = self._tables.rows(blocks), self._turns
-        now_s, machine = self.now_s(), Machine(blocks, rows=rows, log=turns.log, beside=turns.beside)
+        beside = (*self._turns.beside, *self._tables.rows(blocks))
+        now_s, machine = self.now_s(), Machine(blocks, log=self._turns.log, beside=beside)
         try:
             self.program.begin(machine, now_s)
         except PlesioError as error:  # the workers wait for their doorbells by now: the engine ends them

@@ -39,9 +39,9 @@ from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring
 from plesio.transport.row_slots import RowSlots, wait_served
 from plesio.transport.run_group import default_group
-from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.place import Home, Place, RowsPlace
+from plesio.worker.introduction import Taking
 from plesio.worker.pacer import Pacer
 from plesio.worker.randomness.seeding import begin_with
 from plesio.worker.replicas.replica import reads_in_place
@@ -56,17 +56,17 @@ class ProcessContext(GatheringContext):
     to the other ranks of its island."""
 
     def __init__(
-        self, job: Job, rank: int, engine: Channel[Any], line: Sequence[int], ties: Ties | None = None
+        self, job: Job, worker: int, engine: Channel[Any], line: Sequence[int], ties: Ties | None = None
     ) -> None:
         config, seed = job.config, job.config.seeded
-        number = ties.rank if ties is not None and config.strategy.every.among_ranks else rank
+        number = ties.rank if ties is not None and config.strategy.every.among_ranks else worker
         pacer = Pacer(config.pace, slowness(config.faults, number), random.Random(seed * 7919 + number))
-        super().__init__(rank, config.workers, seed, config.strategy, pacer, config.lone, config.stealing)
+        super().__init__(worker, config.workers, seed, config.strategy, pacer, config.lone, config.stealing)
         self.lenient, self.by_round = config.on_worker_error == "continue", job.by_round
         self._ties = ties = ties or Ties(0, ())
         self._shows = (job.evaluate is not None or (job.by_round and config.ranks == 1)) and bool(line)
         self._plain = job.model
-        self._line = Doorbell(line[1], line[2], rank) if line else None
+        self._line = Doorbell(line[1], line[2], worker) if line else None
         if self._line is not None:
             self._bell = self._line
         self._timeout_s = 2 * config.timeout_s  # the server notices first, and knows who is waited for
@@ -180,7 +180,7 @@ class ProcessContext(GatheringContext):
             reply, descriptors = self._ties.heard(hear, self._timeout_s, waiting_for) if of_all else hear()
         except ChannelClosedError:
             raise ServerLostError(
-                f"the server is gone: worker {self.rank} waited for {waiting_for}; "
+                f"the server is gone: worker {self.number} waited for {waiting_for}; "
                 + ("go on from its last checkpoint with resume=, or start the run again" if self._begun_s else BEFORE)
             ) from None
         return self._expected(kind, reply), descriptors
@@ -209,7 +209,7 @@ class ProcessContext(GatheringContext):
             self._tell(request)
         if self._served >= 0:
             assert self._server is not None, "an island has no tables"
-            if not wait_served(self._slots, self.rank, request, self._served, self._server.fileno(), self._timeout_s):
+            if not wait_served(self._slots, self.number, request, self._served, self._server.fileno(), self._timeout_s):
                 self._ask(messages.RowsServed, "rows of tables")  # it says why they do not come
         elif not (request.ahead and self._rows_came):
             self._awaits_rows = request.ahead
@@ -236,12 +236,12 @@ class ProcessContext(GatheringContext):
             name, patience_s, collective_s = self.group_terms
             rank, lines = self._ties.rank, self._ties.lines
             with together(store, rank, ranks, patience_s, name, collective_s=collective_s, lines=lines) as group:
-                self.gather(group, self.rank * ranks + group.rank)  # all islands are on this host
+                self.gather(group, self.number * ranks + group.rank)  # all islands are on this host
                 yield
         elif self.workers == 1 or self._job.listening is not None or not always_even:
             yield
         else:
-            with default_group(self.rank, self.workers, self._group_given, self._make_way, self._timeout_s):
+            with default_group(self.number, self.workers, self._group_given, self._make_way, self._timeout_s):
                 yield
 
     def _group_given(self) -> messages.GroupGiven:
@@ -270,7 +270,7 @@ def main(job: Job, descriptors: list[int], worker: int, server_pid: int, rank: i
     if rank:
         warn_no_more()  # the leader does
     with reported_to(engine, in_group=ranks > 1):
-        with LeavingBySignal(lambda: context.island.tell_to_leave(), job.config.leave_s), context.group():
+        with LeavingBySignal(lambda: context.process.tell_to_leave(), job.config.leave_s), context.group():
             made = Worker(context)
             with taking_part(made):
                 value = job.function(made)

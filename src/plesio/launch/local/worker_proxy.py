@@ -34,7 +34,7 @@ from plesio.transport.wire import Frame, FrameKind
 
 
 class WorkerProxy(Proxy[WorkerDialogue]):
-    """Of a worker; `line`: its ends of channel, push and answer, and of ties to the proxies of the other ranks of its island."""
+    """Of a worker; `line`: its ends of channel, push and answer, and of ties to the proxies of its other processes."""
 
     def __init__(self, job: Job, worker: int, launcher: Launcher, line: Sequence[int], session: Session) -> None:
         dialogue = WorkerDialogue(job.config.strategy)

@@ -59,10 +59,10 @@ from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
 from plesio.transport.doorbell import Located, nothing
 from plesio.transport.ring import Ring, Shown
-from plesio.worker.context import Taking
 from plesio.worker.data.use import DataUse
 from plesio.worker.exchanges.place import Place
 from plesio.worker.exchanges.server import SeatLostError, ServerExchange
+from plesio.worker.introduction import Taking
 from plesio.worker.randomness.seeding import RandomState, begin_with
 from plesio.worker.worker import Worker, cut_off, taking_part
 
@@ -147,7 +147,7 @@ class GreenletWorker(Participation):
         self,
         train: Callable[[Worker], object],
         strategy: Strategy,
-        rank: int,
+        number: int,
         workers: int,
         seed: int,
         watcher: Watcher,
@@ -159,7 +159,7 @@ class GreenletWorker(Participation):
         stealing: bool = True,
         plain: Callable[[], nn.Module] | None = None,
     ) -> None:
-        super().__init__(rank, workers, seed, strategy, watcher.timer, lone, stealing)
+        super().__init__(number, workers, seed, strategy, watcher.timer, lone, stealing)
         self.lenient = lenient
         self._timeout_s = FOREVER_S
         self._shows, self._plain = shows, plain
@@ -225,7 +225,7 @@ class GreenletWorker(Participation):
             self.error = error
         except Exception as error:
             raised = f"{type(error).__name__}: {words_of(error)}\n{traceback_of(error)}"
-            self.error = WorkerError(f"worker {self.rank} raised {raised}")
+            self.error = WorkerError(f"worker {self.number} raised {raised}")
         finally:
             if self._exchange is not None:
                 assert isinstance(self._exchange, ServerExchange), "it has a server"

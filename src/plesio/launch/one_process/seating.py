@@ -89,7 +89,9 @@ class Seating:
             blocks = self.memory.blocks
             blocks.check(hello)
         states = self._program.checkpointer.states
-        home = Home(blocks.homes[worker.rank], lambda: 1 + self._holds, self._holds) if blocks.gives_back_mean else None
+        home = (
+            Home(blocks.homes[worker.number], lambda: 1 + self._holds, self._holds) if blocks.gives_back_mean else None
+        )
         bring = partial(setattr, blocks, "brought")
         worker.resume(
             Place(
@@ -97,10 +99,10 @@ class Seating:
                 blocks.ring,
                 first,
                 Ring(blocks.ring),
-                blocks.slots[worker.rank],
+                blocks.slots[worker.number],
                 home=home,
                 held=blocks.held,
-                state=partial(self.memory.state_for, worker.rank),
+                state=partial(self.memory.state_for, worker.number),
                 states=str(states.folder) if states is not None else "",
                 rows=RowsPlace(blocks.rows, wait, worker.send_ahead, bring) if blocks.rows else None,
             )
@@ -116,15 +118,15 @@ class Seating:
         """Two workers over one model would each move it into memory of their own."""
         assert worker.model is not None, "it introduced itself"
         own = WeakSet(module for module in worker.model.modules() if _moves(module))
-        self._held.pop(worker.rank, None)  # an earlier incarnation's
+        self._held.pop(worker.number, None)  # an earlier incarnation's
         for module in own:
             if any(module in others for others in self._held.values()):
                 raise ConfigurationError(
-                    f"worker {worker.rank} gave prepare a {type(module).__name__} that another worker of this run holds: "
+                    f"worker {worker.number} gave prepare a {type(module).__name__} that another worker of this run holds: "
                     "simulated and replayed workers are all in this process and share the script's globals; make the model "
                     "and the optimizer in the training function"
                 )
-        self._held[worker.rank] = own
+        self._held[worker.number] = own
 
     def close(self) -> None:
         """The memory goes now, and with it the descriptors, not when somebody looks for cycles."""

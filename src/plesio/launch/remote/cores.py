@@ -24,14 +24,14 @@ def processes_here(workers: int, beside_the_head: bool, environment: Mapping[str
     return int(told[0]) + beside_the_head if told else (workers + 1) * beside_the_head
 
 
-def local_rank(rank: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of a worker among those of its host. Where nothing says so, it is its number in the run.
+def local_rank(number: int, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of a worker among those of its host. Where nothing says so, it is its `number` in the run.
 
     >>> local_rank(9, {"LOCAL_RANK": "1"}), local_rank(9, {})
     (1, 9)
     """
     told = [environment[name] for name in NUMBER if environment.get(name, "").isdecimal()]
-    return int(told[0]) if told else rank
+    return int(told[0]) if told else number
 
 
 @contextmanager

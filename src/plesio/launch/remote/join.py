@@ -177,12 +177,12 @@ def join(
     target = f"the head at {addresses}" if where.host and where.port else "the run's head"
     context = persist(enter, lambda: max(rejoin_s, START_S) if where.workers else rejoin_s, target)
     if ranks is not None and store is None:
-        store = ranks.tell(context.ticket, context.rank, isinstance(context, NeighbourContext), rejoin_s)
+        store = ranks.tell(context.ticket, context.number, isinstance(context, NeighbourContext), rejoin_s)
     seed_everything(context.seed)
-    context.island.local_rank = local_rank(context.rank)
+    context.island.local_rank = local_rank(context.number)
     beside = isinstance(context, NeighbourContext) or secure.is_loopback(where.host)
     here = processes_here(context.workers, beside)
-    leaving = LeavingBySignal(lambda: context.island.tell_to_leave(), leave_s, (signal.SIGTERM, signal.SIGINT))
+    leaving = LeavingBySignal(lambda: context.process.tell_to_leave(), leave_s, (signal.SIGTERM, signal.SIGINT))
     with closing(following):
         try:
             with threads_among(here), leaving, _group(context, ranks, store):

@@ -34,9 +34,9 @@ from plesio.transport.doorbell import nothing
 from plesio.transport.island_group import IslandGroup
 from plesio.transport.ring import Ring, Shown
 from plesio.transport.wire import FrameKind
-from plesio.worker.context import Taking
 from plesio.worker.exchanges.island_bell import IslandBell
 from plesio.worker.exchanges.place import Place
+from plesio.worker.introduction import Taking
 from plesio.worker.island import Island
 from plesio.worker.replicas.regions import RankShare
 
@@ -111,8 +111,8 @@ class RankContext(RemoteContext):
         return one, one
 
     def _seated(self, given: Taking, hello: messages.Hello, carried: Carried | None) -> Place:
-        assert self._as_rank.part is not None, "the model is split among ranks"
-        shares = self._as_rank.part.held
+        assert self.process.part is not None, "the model is split among ranks"
+        shares = self.process.part.held
         place = super()._seated(given, replace(hello, part=tuple(one.sends for one in shares)), carried)
         self._ranks.lay_out(place.slot, shares)
         return place

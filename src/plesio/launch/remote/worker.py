@@ -30,9 +30,9 @@ from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back
 from plesio.transport.ring import Ring, nothing_to_renew
 from plesio.transport.wire import FrameKind
-from plesio.worker.context import Taking
 from plesio.worker.exchanges.place import Place, RowsPlace
 from plesio.worker.exchanges.server import SeatLostError
+from plesio.worker.introduction import Taking
 from plesio.worker.pacer import Pacer
 from plesio.worker.replicas.replica import reads_in_place
 from plesio.worker.warn import warn
@@ -44,14 +44,14 @@ class RemoteContext(GatheringContext):
     away = True
 
     def __init__(self, link: WorkerLink) -> None:
-        terms, rank = link.seated.terms, link.seated.worker
+        terms, worker = link.seated.terms, link.seated.worker
         strategy = Strategy.from_data(terms.name, terms.strategy)
         pacer = Pacer(None, 1.0, random.Random())
         lone = terms.seats == link.ranks == 1
-        super().__init__(rank, terms.workers, terms.seed, strategy, pacer, lone, terms.stealing)
+        super().__init__(worker, terms.workers, terms.seed, strategy, pacer, lone, terms.stealing)
         self.lenient, self.by_round = terms.lenient, terms.by_round
         self._shows = terms.evaluates and terms.trusts
-        self._line = self._bell = RemoteBell(link, rank, self._rejoin)
+        self._line = self._bell = RemoteBell(link, worker, self._rejoin)
         self._timeout_s = 2 * terms.timeout_s  # the server notices first, and knows who is waited for
         self._link = link
         self._asks = False  # for data

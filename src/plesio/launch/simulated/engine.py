@@ -89,7 +89,7 @@ class SimulatedEngine:
         self.run_of = VirtualRun(
             job.config.strategy,
             cluster,
-            [_Participant(self, rank, *own) for rank, own in enumerate(zip(steps, cluster.away, strict=True))],
+            [_Participant(self, number, *own) for number, own in enumerate(zip(steps, cluster.away, strict=True))],
             stealing=job.config.stealing,
             silence_s=job.config.timeout_s,
             limits=job.config.until.limits,
@@ -149,9 +149,9 @@ class SimulatedEngine:
         outcome.hands_over(*self._seating.handed_over())
         return outcome
 
-    def new_worker(self, rank: int, watcher: _Participant) -> GreenletWorker:
+    def new_worker(self, number: int, watcher: _Participant) -> GreenletWorker:
         return GreenletWorker(
-            self._train(), self._strategy, rank, self.job.config.workers, self.job.config.seeded, watcher,
+            self._train(), self._strategy, number, self.job.config.workers, self.job.config.seeded, watcher,
             shows=self.job.evaluate is not None or self.job.by_round, lenient=self.job.config.on_worker_error == "continue",
             lone=self.job.config.seats == 1, sources=self.job.sources, stealing=self.job.config.stealing,
             plain=self.job.model,
@@ -206,15 +206,15 @@ class _Participant(Watcher, Participant):
     Work is done at once: by the time a step is called off it is complete, and void.
     """
 
-    def __init__(self, engine: SimulatedEngine, rank: int, step_s: Callable[[float], float], away: bool) -> None:
+    def __init__(self, engine: SimulatedEngine, number: int, step_s: Callable[[float], float], away: bool) -> None:
         self.timer = VirtualTimer(step_s)
         self.away = away
         self._engine = engine
-        self._rank = rank
+        self._number = number
         self._worker: GreenletWorker | None = None
 
     def begin(self, incarnation: int) -> None:
-        self._worker = self._engine.new_worker(self._rank, self)
+        self._worker = self._engine.new_worker(self._number, self)
         self._worker.by_round = self._engine.job.by_round
         self._engine.seat(self._worker)
 
@@ -236,39 +236,39 @@ class _Participant(Watcher, Participant):
 
     def ask_ahead(self, need: Need, due: bool = True) -> bool:
         if due:
-            self._engine.run_of.ask_ahead(self._rank, self.timer.time_s, need)
+            self._engine.run_of.ask_ahead(self._number, self.timer.time_s, need)
         return due
 
     def logged(self, steps: int, metrics: dict[str, float]) -> None:
-        self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._rank, steps, metrics))
+        self._engine.outcome.logged.add(LoggedMean(self.timer.time_s, self._number, steps, metrics))
         if self._engine.rounds is not None:
-            self._engine.rounds.logged(self._rank, metrics)
+            self._engine.rounds.logged(self._number, metrics)
 
     def visited(self, visits: tuple[Visit, ...], early: bool = False) -> None:
         if not early:
             self._engine.outcome.visited(visits)
         elif self._engine.rounds is not None:
-            self._engine.rounds.told(self._rank, visits)
+            self._engine.rounds.told(self._number, visits)
 
     def counted(self, samples: int) -> None:
         run = self._engine.run_of
         run.samples += samples
-        run.meter.workers[self._rank].samples += samples
+        run.meter.workers[self._number].samples += samples
 
     def stop(self, why: str) -> None:
         """The run ends when this worker's time is everybody's."""
-        self._engine.run_of.end_at(self.timer.time_s, why, self._rank)
+        self._engine.run_of.end_at(self.timer.time_s, why, self._number)
 
     def _finished(self) -> None:
         assert self._worker is not None
         error, self.leaves_early = self._worker.error, self._worker.state.early
-        value = packed(self._worker.returned, self._rank)
-        self._engine.outcome.returned[self._rank] = unpacked(value, self._rank)
+        value = packed(self._worker.returned, self._number)
+        self._engine.outcome.returned[self._number] = unpacked(value, self._number)
         if error is not None and self._engine.job.config.on_worker_error == "raise":
             raise error
         self._worker = None
         if error is None:
             return
         what = str(error).splitlines()[0]
-        self._engine.raised[self._rank] = what
-        self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._rank, f"{what}; the others go on"))
+        self._engine.raised[self._number] = what
+        self._engine.outcome.incidents.append(Incident(self.timer.time_s, self._number, f"{what}; the others go on"))

@@ -24,7 +24,7 @@ class Accountant:
 
     def __init__(self, privacy: Privacy, clients: Clients, context: WorkerContext) -> None:
         self._budget = Budget(privacy, clients.per_round / len(clients.split), clients.rounds)
-        if context.rank == 0 and context.seed == 0:
+        if context.number == 0 and context.seed == 0:
             warn(
                 "privacy= counts on nobody knowing which clients were drawn, and seed 0 is easily guessed: run with "
                 "seed=secrets.randbits(62), and keep it and the run's journal to yourself"
@@ -35,7 +35,7 @@ class Accountant:
 
     def tell(self) -> None:
         """What the versions made have spent."""
-        if not self._context.rank:
+        if not self._context.number:
             tell(self._context, *self._budget.after(self._context.state.version))
 
 

@@ -20,9 +20,10 @@ from plesio.worker.clients.accountant import Accountant
 from plesio.worker.clients.description import CLIENTS, Clients, Evaluate
 from plesio.worker.clients.kept import KeptByClients
 from plesio.worker.clients.turn import Client
-from plesio.worker.context import Taking, WorkerContext
+from plesio.worker.context import WorkerContext
 from plesio.worker.exchanges.by_client import ClientExchange
 from plesio.worker.exchanges.exchange import Exchange
+from plesio.worker.introduction import Taking
 from plesio.worker.randomness.seeding import seed_step
 from plesio.worker.schedule import RunSchedule
 from plesio.worker.warn import warn

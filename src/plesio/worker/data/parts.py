@@ -39,7 +39,7 @@ class SharedLoader(SourceWrapper):
 
     _given: Any
     seed: InitVar[int]
-    _rank: int
+    _number: int
     _workers: int
     _begun: Callable[..., Callable[[], bool]]
     _judges: Callable[[], bool]
@@ -74,13 +74,13 @@ class SharedLoader(SourceWrapper):
         numbers = range(self._order.total)
         if self._sees_all():
             return self._untrained(epoch, numbers)
-        return self._part(epoch, range(self._shares.total)[self._rank :: self._workers])
+        return self._part(epoch, range(self._shares.total)[self._number :: self._workers])
 
     def _part(self, epoch: int, own: range) -> Iterator[Any]:
         self._whole = False
         if not (yield from self._counted(self._made(epoch, own, *self._slices()))):
             yield from self._untrained(
-                epoch, (one for one in range(self._order.total) if one % self._workers != self._rank)
+                epoch, (one for one in range(self._order.total) if one % self._workers != self._number)
             )
 
     def _counted(self, batches: Iterator[Any]) -> Generator[Any, None, bool]:
@@ -118,18 +118,18 @@ class SharedLoader(SourceWrapper):
 @dataclass(eq=False, repr=False)
 class StreamLoader(SourceWrapper):
     """Yields this worker's part of a DataLoader over an IterableDataset; its other attributes are the user's DataLoader's. The
-    part is what the data set itself gives for `shard(workers, rank)`, if it has that; else every n-th element. What was used
+    part is what the data set itself gives for `shard(workers, number)`, if it has that; else every n-th element. What was used
     before the run was resumed is read, and left out. Where workers all-reduce, a pass that trains ends when one of them has no
     more."""
 
     _source: DataLoader[Any]
-    rank: InitVar[int]
+    number: InitVar[int]
     _workers: int
     _used: DataUse
     state: InitVar[WorkerState]
     island: InitVar[Island]
 
-    def __post_init__(self, rank: int, state: WorkerState, island: Island) -> None:
+    def __post_init__(self, number: int, state: WorkerState, island: Island) -> None:
         source, workers = self._source, self._workers
         if island.ranks > 1 and state.together == 1:
             raise ConfigurationError(
@@ -139,7 +139,7 @@ class StreamLoader(SourceWrapper):
             )
         self._skipped, self._all_have = state.samples_before // state.together, island.all_have
         self._loader: DataLoader[Any] = DataLoader(
-            _part(source.dataset, rank, workers),
+            _part(source.dataset, number, workers),
             batch_size=source.batch_size,
             drop_last=source.drop_last,
             generator=source.generator if workers == 1 else None,
@@ -170,20 +170,20 @@ class StreamLoader(SourceWrapper):
 
 
 class _EveryNth(IterableDataset[Any]):
-    def __init__(self, dataset: Any, rank: int, workers: int) -> None:
+    def __init__(self, dataset: Any, number: int, workers: int) -> None:
         self.dataset = dataset
-        self._rank, self._workers = rank, workers
+        self._number, self._workers = number, workers
 
     def __iter__(self) -> Iterator[Any]:
         """In each of the DataLoader's processes: the n-th of what it reads."""
-        return islice(self.dataset, self._rank, None, self._workers)
+        return islice(self.dataset, self._number, None, self._workers)
 
 
-def _part(dataset: Any, rank: int, workers: int) -> Any:
+def _part(dataset: Any, number: int, workers: int) -> Any:
     shards = getattr(dataset, "num_shards", None)  # of Hugging Face's data sets, which refuse more parts than shards
     if callable(getattr(dataset, "shard", None)) and (shards is None or shards >= workers):
-        return dataset.shard(workers, rank)
-    return _EveryNth(dataset, rank, workers) if workers > 1 else dataset
+        return dataset.shard(workers, number)
+    return _EveryNth(dataset, number, workers) if workers > 1 else dataset
 
 
 def _slice(batches: Any, part: int, parts: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a process does as one of the ranks of an island, which are one worker: its part of the model, and one lease for all."""
+"""What this process does of its worker, of which it may be one of several ranks: its part of the model, and one lease for all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from plesio.strategy.rules import why_not
 from plesio.tensors.carrying import Carried
 from plesio.tensors.local import is_split
 from plesio.transport.island_group import IslandGroup
-from plesio.worker.context import Taking, introduction
 from plesio.worker.guards.split import check_alike, check_kind, check_model
+from plesio.worker.introduction import Taking, introduction
 from plesio.worker.island import Island
 from plesio.worker.replicas.regions import agreed
 from plesio.worker.replicas.shards import Shards
@@ -29,8 +29,8 @@ ANSWER_S = 10.0  # how much longer the other ranks of an island wait than the on
 decode_reply: Callable[[bytes], LeaseReply] = decoder_of(LeaseReply)
 
 
-class Rank:
-    """This process as a rank of its `island`. A worker that is one process is the only rank, and asks nobody."""
+class OwnProcess:
+    """This process as a rank of its worker's `island`. A worker that is one process is the only rank, and asks nobody."""
 
     def __init__(self, island: Island, state: WorkerState, strategy: Strategy) -> None:
         self.island, self._state, self._strategy = island, state, strategy
@@ -48,14 +48,14 @@ class Rank:
         return f"worker {self._state.worker}", timeout_s + ANSWER_S, None
 
     @classmethod
-    def lone(cls, state: WorkerState, strategy: Strategy, local_rank: int) -> Self:
+    def lone(cls, state: WorkerState, strategy: Strategy) -> Self:
         """The only one of its worker."""
-        return cls(Island(state, local_rank=local_rank), state, strategy)
+        return cls(Island(state, local_rank=state.worker), state, strategy)
 
     def introduction(
         self, given: Taking, shows: bool, plain: Callable[[], nn.Module] | None
     ) -> tuple[Hello, Carried | None, list[torch.Tensor]]:
-        """As that of a worker (`plesio.worker.context`); `ConfigurationError` for a model that no ranks exchange."""
+        """As that of a worker (`plesio.worker.introduction`); `ConfigurationError` for a model that no ranks exchange."""
         if self._group is not None:  # before its tables' kernels are compiled
             check_kind(given.model)
         hello, carried, tensors = introduction(self._state.worker, self._strategy, given, shows, plain)
@@ -82,6 +82,11 @@ class Rank:
         self.brings, self.takes = {"bring": part.bring}, {"take": part.taken}
         # It copies tensor by tensor, and each rank's may lie in another order.
         return replace(hello, model=replace(hello.model, specs=tuple(replace(one, order=()) for one in specs)))
+
+    def tell_to_leave(self) -> None:
+        """It is to leave. With others it does when all know, which is at the next exchange."""
+        self._state.told = True
+        self._state.leaving = self._state.leaving or self.island.ranks == 1
 
     def arrive(self) -> None:
         """Wait for the others: what each of them brings lies there."""

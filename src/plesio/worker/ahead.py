@@ -1,4 +1,4 @@
-"""Rows of tables that travel while the loop computes."""
+"""`worker.ahead`: rows of tables that travel while the loop computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plesio.worker.data.use import B, one_ahead
 from plesio.worker.prepared import Prepared
 
 
-class RowsAhead(Prepared):
+class Ahead(Prepared):
     """What a training function with tables may say."""
 
     def ahead(self, batches: Iterable[B], ids: Callable[[B], Mapping[Table, torch.Tensor]]) -> Iterator[B]:
