@@ -125,7 +125,7 @@ def test_head_and_standbys_are_killed_in_turn_and_each_sample_counts_once(acknow
 def test_a_standby_of_versions_goes_on_from_one_that_it_has(strategy: Strategy, tmp_path: Path) -> None:
     every = 4
     with hosts(tmp_path / "run", strategy, WORKERS) as ours:
-        train = training(ours, counts=True)
+        train = training(ours, counts=True, epochs=4 * EPOCHS)
         head = ours.head()
         for rank in range(WORKERS):
             ours.worker(train, rank)
@@ -139,7 +139,7 @@ def test_a_standby_of_versions_goes_on_from_one_that_it_has(strategy: Strategy, 
         version = int(standby.log.partition("goes on from version ")[2].split()[0])
     assert every <= version <= before + WORKERS
     if strategy.name.startswith("async_sgd"):
-        assert torch.equal(done.state_dict["weight"], torch.full((SAMPLES, 1), -1.0 * EPOCHS))
+        assert torch.equal(done.state_dict["weight"], torch.full((SAMPLES, 1), -4.0 * EPOCHS))
 
 
 @pytest.mark.thorough

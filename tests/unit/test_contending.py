@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from unittest.mock import patch
 
 import pytest
 
 from plesio.core.headship import LEASE_S, NONE, Ask, Beat, Promise, Vote
 from plesio.launch.local.door import Door
+from plesio.launch.standby import voting as voting_module
 from plesio.launch.standby.contending import Contending
 from plesio.launch.standby.voting import Voting, dials, new_name
 from plesio.protocol.coding import encode
@@ -179,6 +182,22 @@ def test_a_worker_dies_and_the_head_leads_on_with_the_standby() -> None:
         until(lambda: len(run.voters()) == 1)
         until(lambda: run.head.has_promises)
         assert run.standby.terms == []
+
+
+def test_most_workers_end_at_once_and_the_head_leads_on() -> None:
+    with a_run(workers=4) as run, ThreadPoolExecutor() as pool:
+        *enders, last = run.workers
+        [*pool.map(lambda one: one.voting.leave(), enders)]
+        until(lambda: run.voters() <= {last.voting.name, run.standby.contending.name, run.head.contending.name})
+        until(lambda: run.head.has_promises)
+        assert last.follows_now(run.head)
+        assert run.standby.terms == []
+
+
+def test_one_that_ends_waits_for_nobody_when_nobody_is_left() -> None:
+    voting = Voting(new_name(), (), lambda _: pytest.fail("it knows nobody"), print)
+    with patch.object(voting_module, "LEAVE_S", PATIENCE_S):
+        voting.leave()
 
 
 def test_a_standby_is_lost_and_the_head_waits_for_it_until_most_know() -> None:

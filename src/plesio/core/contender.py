@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from plesio.core.headship import ANYBODY, LEASE_S, Ask, Beat, Candidate, Fenced, Head, NotYou, Promise, Vote, Voter
+from plesio.core.headship import (
+    ANYBODY,
+    LEASE_S,
+    Ask,
+    Beat,
+    Candidate,
+    Fenced,
+    Head,
+    Leaves,
+    NotYou,
+    Promise,
+    Vote,
+    Voter,
+)
 
 SILENT_S = 1.5
 """A voter that answers nothing for so long is taken for dead, and has no vote any more."""
 APART_S = 0.5
 """How much longer the second of those that may be elected waits than the first, and so on: else they split the votes."""
 Message = Beat | Ask
-Reply = Promise | Vote | NotYou | Fenced
+Reply = Promise | Vote | NotYou | Fenced | Leaves
 
 
 class Contender:
@@ -58,6 +71,7 @@ class Contender:
         self._kind = candidate
         self._candidate = candidate(name, now_s)  # what it is, or was before it became head
         self._heard_s: dict[int, float] = {}  # by voter: when it answered last
+        self._leave = set[int]()  # voters that are about to end
         self._patience_s = 0.0
         if head is not None:
             self._candidate.begins(head.term)
@@ -100,7 +114,8 @@ class Contender:
         return said
 
     def _beat(self, head: Head, now_s: float, electable: Iterable[int]) -> Beat:
-        live = {voter for voter, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S} | {self.name}
+        live = {voter for voter, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S} - self._leave
+        live |= {self.name}
         if head.leads(now_s):
             head.vote(self._odd(head, live))
         if head.promised_until_s >= now_s:  # from when it names one it needs promises
@@ -123,6 +138,8 @@ class Contender:
         """What this voter answered. It may make this process head."""
         self._heard_s[voter] = now_s
         match reply:
+            case Leaves():
+                self._leave.add(voter)
             case Promise() if self.head is not None:
                 self.head.promised(voter, reply)
             case Fenced() if self.head is not None:

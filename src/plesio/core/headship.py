@@ -96,6 +96,10 @@ class Fenced(msgspec.Struct, tag=True, frozen=True):
     term: int
 
 
+class Leaves(msgspec.Struct, tag=True, frozen=True):
+    """A voter that is about to end: do without its vote."""
+
+
 NONE = Beat(0, 0, -1, frozenset(), frozenset())
 ANYBODY = -1
 """In place of a standby's name: one that somebody may elect yet, whoever it is."""

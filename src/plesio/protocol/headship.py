@@ -1,7 +1,7 @@
 """What a process that may lead (the head, a standby) and one that votes say to each other.
 
-| who votes  | Votes: first on each connection        | what it answers: Promise, Vote, NotYou, Fenced, or a bare beat       |
-| who leads  | Places: first, and when they change    | Beat, Ask; or a bare beat (`FrameKind.BEAT`), which says: I am here  |
+| who votes  | Votes: first on each connection        | what it answers: Promise, Vote, NotYou, Fenced, or a bare beat; Leaves |
+| who leads  | Places: first, and when they change    | Beat, Ask; or a bare beat (`FrameKind.BEAT`), which says: I am here    |
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from plesio.core.headship import Ask, Beat, Fenced, NotYou, Promise, Vote
+from plesio.core.headship import Ask, Beat, Fenced, Leaves, NotYou, Promise, Vote
 
 Place = tuple[str, Annotated[int, msgspec.Meta(ge=0, lt=65536)]]
 """A host and a port."""
@@ -30,4 +30,4 @@ class Places(msgspec.Struct, tag=True, frozen=True):
 
 
 ToVoter = Places | Beat | Ask
-FromVoter = Votes | Promise | Vote | NotYou | Fenced
+FromVoter = Votes | Promise | Vote | NotYou | Fenced | Leaves

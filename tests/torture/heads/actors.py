@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plesio.core.contender import SILENT_S, Contender
-from plesio.core.headship import Ask, Beat, Fenced, Head, NotYou, Promise, Vote
+from plesio.core.headship import Ask, Beat, Fenced, Head, Leaves, NotYou, Promise, Vote
 
 if TYPE_CHECKING:
     from torture.heads.world import World
@@ -72,6 +72,7 @@ class Worker(Actor):
         self.voter = world.parts.voter()
         self._follows = -1
         self._number = 1
+        self.leaves = False
 
     def tick(self) -> None:
         for head in [self._follows] if self._follows >= 0 else self.world.heads:
@@ -82,6 +83,8 @@ class Worker(Actor):
             case Beat() | Ask() if (reply := self.voter.told(what, self.now_s())) is not None:
                 self._follows = sender if isinstance(reply, Promise | Vote) else self._follows
                 self.say(sender, reply)
+                if self.leaves:
+                    self.say(sender, Leaves())
             case Answered(term, number) if term == self.voter.term and number == self._number:
                 self.world.acknowledged(self.name, number)
                 self._number += 1
@@ -143,7 +146,7 @@ class Leading(Actor):
             case Beat() | Ask():
                 if (reply := self.contender.told(what, self.now_s())) is not None:
                     self.say(sender, reply)
-            case Promise() | Vote() | NotYou() | Fenced():
+            case Promise() | Vote() | NotYou() | Fenced() | Leaves():
                 self.contender.hear(sender, what, self.now_s())
                 self._may_lead()
             case Log(term, begins, folds) if self.contender.begins(term):

@@ -126,7 +126,7 @@ class World:
 
     def _strikes(self) -> None:
         if self.now_s < CHAOS_S:
-            kills = [self._kills_worker] * 3 + [self._kills_host] * (not self._stormy)
+            kills = [self._kills_worker] * 3 + [self._workers_leave] + [self._kills_host] * (not self._stormy)
             self.random.choice([self._cuts] * 3 + [self._freezes] * 3 + kills)(self.random.random() < 0.6)
 
     def _loses_head(self) -> None:
@@ -167,6 +167,15 @@ class World:
 
     def _kills_worker(self, _: bool) -> None:
         self._kill([self.actors[self.random.choice(sorted(self.workers))]])
+
+    def _workers_leave(self, _: bool) -> None:
+        """Some end in good order, all at once; it takes them a moment."""
+        some = self.random.sample(sorted(self.workers), self.random.randint(1, len(self.workers)))
+        leaving = [one for one in map(self.actors.__getitem__, some) if isinstance(one, Worker)]
+        for one in leaving:
+            one.leaves = True
+        self._tells(f"processes {some} are about to end")
+        self.at(2.0, self._kill, leaving)
 
     def _kills_host(self, a_head: bool) -> None:
         host = self._victim(a_head).host

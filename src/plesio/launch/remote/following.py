@@ -70,6 +70,6 @@ class Following:
                 self._wire.cut()
 
     def close(self) -> None:
-        """Vote no more."""
+        """Vote no more, once others do without."""
         if self._voting is not None:
-            self._voting.close()
+            self._voting.leave()

@@ -179,6 +179,10 @@ class Contending:
             self._soon.set()  # the first beat: voters follow, and answers may leave
             self._elected(head.term)
 
+    def leave(self) -> None:
+        """This process is about to end: whoever leads is to do without its vote."""
+        self._voting.leave()
+
     def close(self) -> None:
         """Contend no more, and hang up on all."""
         self._closed = True

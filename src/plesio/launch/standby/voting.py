@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 
 from plesio.core.contender import Message, Reply
-from plesio.core.headship import Promise, Vote, Voter
+from plesio.core.headship import Beat, Leaves, Promise, Vote, Voter
 from plesio.errors import PlesioError
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.headship import Place, Places, ToVoter, Votes
@@ -30,6 +30,8 @@ RETRY_S = 1.0
 """How long it waits until it tries a place again; and how long it waits for a connection there."""
 QUIET_S = 1.5
 """A line on which nothing came for so long is made anew: whoever may lead says something four times a second."""
+LEAVE_S = 2.0
+"""How long a process that ends goes on voting, at most."""
 decode: Callable[[bytes], ToVoter] = decoder_of(ToVoter)
 
 
@@ -70,7 +72,8 @@ class Voting:
         self._known: set[Place] = set()
         self._lines: dict[int, Place] = {}  # by name of who may lead: where the line to it goes
         self._term, self._to = 0, ("", 0)  # that it follows, and where that is
-        self._closed = threading.Event()
+        self._leaving, self._without = False, 0  # beats that do without it, since it leaves
+        self._left, self._closed = threading.Event(), threading.Event()
         self.learn(places)
 
     def learn(self, places: Iterable[Place]) -> None:
@@ -80,6 +83,15 @@ class Voting:
             self._known |= new
         for place in new:
             threading.Thread(target=self._keep, args=(place,), name=f"votes at {place[0]}", daemon=True).start()
+
+    def leave(self) -> None:
+        """Vote no more, once who leads does without: of those who vote, many may end at once. `LEAVE_S` at most."""
+        with self._lock:
+            self._leaving = True
+            if not self._lines:
+                self._left.set()
+        self._left.wait(LEAVE_S)
+        self.close()
 
     def close(self) -> None:
         """Vote no more. Lines end within a moment."""
@@ -112,10 +124,14 @@ class Voting:
             while not self._closed.is_set() and (frame := wire.receive(QUIET_S)) is not None:
                 reply = self._answer(place, _said(wire, frame))
                 wire.send(*((FrameKind.SESSION, encode(reply)) if reply is not None else (FrameKind.BEAT, b"")))
+                if self._leaving:
+                    wire.send(FrameKind.SESSION, encode(Leaves()))
             return True
         finally:
             with self._lock:
                 del self._lines[first.name]
+                if self._leaving and not self._lines:
+                    self._left.set()
 
     def _answer(self, place: Place, said: ToVoter | None) -> Reply | None:
         if isinstance(said, Places):
@@ -126,7 +142,15 @@ class Voting:
             reply = self._told(said, time.monotonic())
             if isinstance(reply, Promise | Vote):
                 self._goes_to(place, reply)
+            if self._leaving and isinstance(said, Beat):
+                self._look_whether_it_left(said)
         return reply
+
+    def _look_whether_it_left(self, beat: Beat) -> None:
+        """The second beat without it comes when most have the first, as a rule."""
+        self._without = 0 if self.name in beat.voters else self._without + 1
+        if self._without > 1:
+            self._left.set()
 
     def _goes_to(self, place: Place, reply: Promise | Vote) -> None:
         """Follow it, if that is new. A beat comes from the one head of its term, and the vote of that term may be another's."""
