@@ -121,11 +121,14 @@ def test_head_and_standbys_are_killed_in_turn_and_each_sample_counts_once(acknow
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", [ps.async_sgd("plain"), ps.sync_sgd()], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "strategy", [ps.async_sgd("plain"), ps.async_sgd(codec="int8"), ps.sync_sgd()], ids=lambda one: one.name
+)
 def test_a_standby_of_versions_goes_on_from_one_that_it_has(strategy: Strategy, tmp_path: Path) -> None:
-    every = 4
+    """What packings left out of contributions that are undone is lost with them."""
+    every, counts = 4, strategy.send.codec is None
     with hosts(tmp_path / "run", strategy, WORKERS) as ours:
-        train = training(ours, counts=True, epochs=4 * EPOCHS)
+        train = training(ours, counts=counts, epochs=4 * EPOCHS)
         head = ours.head()
         for rank in range(WORKERS):
             ours.worker(train, rank)
@@ -138,7 +141,7 @@ def test_a_standby_of_versions_goes_on_from_one_that_it_has(strategy: Strategy, 
         done = ends_in(ours, standby, train)
         version = int(standby.log.partition("goes on from version ")[2].split()[0])
     assert every <= version <= before + WORKERS
-    if strategy.name.startswith("async_sgd"):
+    if counts and strategy.name.startswith("async_sgd"):
         assert torch.equal(done.state_dict["weight"], torch.full((SAMPLES, 1), -4.0 * EPOCHS))
 
 

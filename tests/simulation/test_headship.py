@@ -110,7 +110,7 @@ def test_one_who_knows_no_head_says_nothing() -> None:
 def test_an_elected_head_waits_for_its_rivals_until_most_know_it() -> None:
     standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
-    standby.begins(1)
+    standby.begins(1, now_s=0.0)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     for voter in (10, 11):
@@ -129,7 +129,7 @@ def test_an_elected_head_waits_for_its_rivals_until_most_know_it() -> None:
 def test_most_are_most_of_those_that_the_newest_beat_names() -> None:
     standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
-    standby.begins(1)
+    standby.begins(1, now_s=0.0)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     standby.voted(10, Vote(ask.term, beat(number=4, voters=frozenset({10}))))
@@ -193,15 +193,31 @@ def test_a_standby_may_be_elected_only_with_the_log_of_the_last_head() -> None:
     standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
     assert standby.ask(now_s=5.0) is None, "it has no log"
-    assert standby.begins(1)
+    assert standby.begins(1, now_s=0.0)
     assert standby.ask(now_s=5.0) == wish(2, 1, 1, last=beat())
-    assert not standby.begins(1), "it asked for a later term"
     standby.heard(beat(term=3), now_s=6.0)
     assert standby.of == {1}, "that head's log has not come"
-    assert standby.begins(3)
+    assert not standby.begins(1, now_s=6.0), "it knows a later head"
+    assert standby.begins(3, now_s=6.0)
     assert standby.of == {3}
     standby.forgets()
     assert standby.ask(now_s=99.0) is None
+
+
+def test_a_standby_that_asked_in_vain_follows_the_head_that_is_there() -> None:
+    """Its votes count no more then."""
+    standby = Candidate(1, now_s=0.0)
+    assert standby.begins(1, now_s=5.0)
+    assert standby.ask(now_s=5.1) is None, "it has the log of a head that is there"
+    ask = standby.ask(now_s=5.1 + LEASE_S)
+    assert ask is not None
+    assert standby.begins(1, now_s=8.0)
+    for voter in (10, 11, 12):
+        standby.voted(voter, Vote(ask.term, beat()))
+    assert standby.elected() is None
+    standby.heard(beat(number=7), now_s=8.5)
+    assert standby.ask(now_s=8.4 + LEASE_S) is None
+    assert standby.ask(now_s=8.6 + LEASE_S) == wish(ask.term + 1, 1, 1, last=beat(number=7))
 
 
 def test_who_is_no_head_answers_nobody_and_forgets_no_log_that_it_leads_by() -> None:
@@ -215,7 +231,7 @@ def test_who_is_no_head_answers_nobody_and_forgets_no_log_that_it_leads_by() -> 
 def test_a_standby_that_more_may_not_elect_than_do_leaves_the_votes_to_another() -> None:
     standby = Candidate(1, now_s=0.0)
     standby.heard(beat(), now_s=0.0)
-    standby.begins(1)
+    standby.begins(1, now_s=0.0)
     ask = standby.ask(now_s=5.0)
     assert ask is not None
     standby.voted(10, Vote(ask.term, beat()))

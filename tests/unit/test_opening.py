@@ -43,6 +43,14 @@ def test_a_successor_is_welcomed_once_it_has_shown_its_model() -> None:
     assert not opening.complete
 
 
+def test_a_head_that_took_over_waits_for_whoever_had_a_seat() -> None:
+    """The first that comes is enough to begin with, and the others may be on their way."""
+    lines: list[Any] = [worker(0), None, None]
+    for takes_over, wanted, waits in ((True, 2, True), (True, 1, False), (False, 2, False)):
+        opening = Opening(Mock(), lines, wanted, takes_over)
+        assert (opening.may_come_back, bool(opening.vacant())) == (waits, wanted == 2 and not takes_over)
+
+
 def test_who_ended_at_once_leaves_before_the_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data is for them."""
     monkeypatch.setattr(worker_lines, "Machine", Mock())

@@ -47,7 +47,7 @@ class Contender:
     >>> head = Contender(7, now_s=0.0, head=Head(7, term=1, voters={7}))
     >>> standby = Contender(8, now_s=0.0)
     >>> first = head.tick(now_s=0.0)  # it is alone
-    >>> head.hear(8, standby.told(first, now_s=0.0), now_s=0.0); standby.begins(first.term)
+    >>> head.hear(8, standby.told(first, now_s=0.0), now_s=0.0); standby.begins(first.term, now_s=0.0)
     True
     >>> for now_s in (0.25, 0.5):
     ...     head.hear(8, standby.told(head.tick(now_s, electable={8}), now_s), now_s)
@@ -74,7 +74,7 @@ class Contender:
         self._leave = set[int]()  # voters that are about to end
         self._patience_s = 0.0
         if head is not None:
-            self._candidate.begins(head.term)
+            self._candidate.begins(head.term, now_s)
 
     @property
     def term(self) -> int:
@@ -156,10 +156,10 @@ class Contender:
             self.head = head
             self._heard_s |= dict.fromkeys(head.voters, now_s)
 
-    def begins(self, term: int) -> bool:
+    def begins(self, term: int, now_s: float) -> bool:
         """The log here is that of this head from now on. Say so before that of another is given up. False: a later head is
         known, whose log it is to have."""
-        return self.head is None and self._candidate.begins(term)
+        return self.head is None and self._candidate.begins(term, now_s)
 
     def forgets(self) -> bool:
         """There is no log here from now on: this standby may not be elected, whatever beats say. False: it is by now."""

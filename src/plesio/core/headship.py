@@ -307,7 +307,7 @@ class Candidate:
 
     >>> standby, worker = Candidate(1, now_s=0.0), Voter()
     >>> beat = Beat(1, 1, head=0, voters=frozenset({7}), electable=frozenset({0, 1}))
-    >>> _ = worker.beat(beat, now_s=1.0); standby.heard(beat, now_s=1.0); standby.begins(1)
+    >>> _ = worker.beat(beat, now_s=1.0); standby.heard(beat, now_s=1.0); standby.begins(1, now_s=1.0)
     True
     >>> print(standby.ask(now_s=2.9)); (ask := standby.ask(now_s=3.1)).term
     None
@@ -319,7 +319,7 @@ class Candidate:
     def __init__(self, name: int, now_s: float, of: Iterable[int] = (), last: Beat = NONE) -> None:
         self.name = name
         self.of, self._last = frozenset(of), last
-        self.term = max(self.of, default=0)
+        self.term = self._known = max(self.of, default=0)  # of a head: it asked for others perhaps, in vain
         self._quiet_s = now_s if self.of else now_s + LEASE_S
         self._asked: Ask | None = None
         self._asked_s = float("-inf")
@@ -328,17 +328,22 @@ class Candidate:
 
     def heard(self, beat: Beat, now_s: float) -> None:
         """The head spoke."""
-        if beat.term >= self.term:
+        if beat.term >= self._known:
             self._last = newest([self._last, beat])
-            self.term, self._quiet_s, self._asked = beat.term, now_s + LEASE_S, None
+            self._knows(beat.term, now_s)
 
-    def begins(self, term: int) -> bool:
+    def begins(self, term: int, now_s: float) -> bool:
         """The log that it has is this head's from now on, and of none before. False, and nothing, if it knows a later head."""
-        if term < self.term:
+        if term < self._known:
             return False
-        self.term = term
+        self._knows(term, now_s)
         self.of = self.of if term in self.of else frozenset({term})
         return True
+
+    def _knows(self, term: int, now_s: float) -> None:
+        """There is the head of this term."""
+        self._known, self.term = term, max(self.term, term)
+        self._quiet_s, self._asked = now_s + LEASE_S, None
 
     def forgets(self) -> None:
         """It has no log for now, and may not be elected."""

@@ -50,7 +50,7 @@ class Actor:
 
     def __init__(self, world: World, name: int, host: int) -> None:
         self.world, self.name, self.host = world, name, host
-        self.lives, self.thaws_s = True, 0.0
+        self.lives, self.leaves, self.thaws_s = True, False, 0.0
         self._offset_s, self._pace = 100 * world.random.random(), world.pace()
 
     def now_s(self) -> float:
@@ -72,7 +72,6 @@ class Worker(Actor):
         self.voter = world.parts.voter()
         self._follows = -1
         self._number = 1
-        self.leaves = False
 
     def tick(self) -> None:
         for head in [self._follows] if self._follows >= 0 else self.world.heads:
@@ -149,7 +148,7 @@ class Leading(Actor):
             case Promise() | Vote() | NotYou() | Fenced() | Leaves():
                 self.contender.hear(sender, what, self.now_s())
                 self._may_lead()
-            case Log(term, begins, folds) if self.contender.begins(term):
+            case Log(term, begins, folds) if self.contender.begins(term, self.now_s()):
                 if term > self.term:  # another head, whose log it has from the beginning
                     self.term, self.log = term, []
                 if begins <= len(self.log):

@@ -226,11 +226,12 @@ class World:
 
     def _could_go_on(self) -> bool:
         """Whether one who may lead is there, and has most voters, as far as these know who votes."""
-        lives = [one for one in self.actors.values() if one.lives]
+        lives = [one for one in self.actors.values() if one.lives and not one.leaves]
         lasts = {one.name: one.voter.last for one in lives if isinstance(one, Worker | Leading)}
         for one in lives:
             if isinstance(one, Leading):
                 leads = one.head is not None and not one.head.fenced
+                leads &= all(last.term <= one.term for last in lasts.values())  # else it is fenced, and does not know
                 if leads and one.head is not None and one.head.alone:
                     return True
                 would = {name: last for name, last in lasts.items() if leads or one.name in last.electable}

@@ -111,7 +111,7 @@ class Contending:
         """The log here is that of this head from now on. Say so before that of another is given up. False: a later head is
         known, whose log this standby is to have."""
         with self._lock:
-            return self._contender.begins(term)
+            return self._contender.begins(term, time.monotonic())
 
     def forgets(self) -> bool:
         """There is no log here from now on: this standby may not be elected, whatever beats say. False: it is by now."""
