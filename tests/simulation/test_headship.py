@@ -177,6 +177,18 @@ def test_voters_change_by_one_at_a_time_and_both_majorities_count_until_most_kno
     assert seen == [5, 4, 3, 3, 3, 3, 3, 3]
 
 
+def test_a_head_that_hears_nobody_drops_nobody() -> None:
+    """Any two of the three may come back first."""
+    head = Head(10, 1, ALL)
+    head.elect({11})
+    for _ in range(3):
+        leading(head)
+        head.vote({10})
+    assert head.voters == ALL
+    head.vote({10, 12})
+    assert head.voters == {10, 12}
+
+
 def test_a_head_that_never_named_a_standby_leads_alone_and_its_voters_change_at_once() -> None:
     head = Head(0, 1, ALL)
     head.vote({0, 13})

@@ -276,8 +276,8 @@ class Head:
         self.electable = now
 
     def vote(self, voters: Iterable[int]) -> None:
-        """These are to vote. They become so one at a time: call it again and again. The last one stays. Of a head that is alone
-        they do at once."""
+        """These are to vote. They become so one at a time: call it again and again. The last one stays. Who is gone does, too, as
+        long as so few are here that the others would have to come back. Of a head that is alone they become so at once."""
         wanted = frozenset(voters)
         if self.alone and wanted:
             self.voters = self._before = wanted
@@ -287,8 +287,8 @@ class Head:
             return
         if joins := wanted - self.voters:
             self.voters |= {min(joins)}
-        elif leaves := self.voters - wanted:
-            self.voters -= {min(leaves)}
+        elif (leaves := self.voters - wanted) and most(without := self.voters - {min(leaves)}, wanted):
+            self.voters = without
         else:
             return
         self._changed = self._number + 1

@@ -59,10 +59,11 @@ class ReplicatedTurns(Turns):
     def _take(self, server: Served, source: int, now_s: float) -> None:
         log = self._memory.log
         apart = source in (OVER, self._heads.fileno(), server.engine.fileno(), log.echo if log is not None else None)
-        if log is not None and now_s > log.leads_s and not apart:
+        leads = log is None or now_s <= log.leads_s
+        if not (leads or apart):
             self._pause(server, now_s)
             return
-        if self._since_s is not None:
+        if leads and self._since_s is not None:
             self._lead_again(server, now_s)
         server.take(source, now_s)
         self._log_turn(server)
