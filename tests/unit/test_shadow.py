@@ -185,6 +185,31 @@ def test_has_the_rows_of_tables_to_the_bit(
         assert by_key(latest(shadow.write()).tables()) == by_key(ours.kept()) == by_key(theirs.kept())
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["there is none", "it fails"])
+def test_rows_are_compared_where_no_journal_asks_for_their_checksum(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_surviving_memory, "hello", of_tables)
+    head, rng = HeadWithRows(Case(ps.async_sgd())), random.Random(0)
+    if not fails:
+        head.machine.checksum = lambda version: 0  # type: ignore[method-assign]
+    shadow = followed(head, 1, tmp_path / "run")
+    head.machine.checksum = lambda version: 0  # type: ignore[method-assign]
+    for place in range(20):
+        head.act(Act(*rng.choice(head.possible()), place))
+    taken(shadow, head)
+    rows = shadow._machine.rows
+    assert rows is not None
+    others = rows.kept()
+    for table in others.values():
+        table["values"][:] += 1.0
+    rows.begin_with(others)
+    with pytest.raises(PlesioError, match=r"version \d+ is not the head's"):
+        for place in range(20):
+            head.act(Act(*rng.choice(head.possible()), place))
+            taken(shadow, head)
+
+
 def test_rows_that_step_before_their_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_surviving_memory, "hello", of_tables)
     with pytest.raises(ConfigurationError, match=r"buffered\(k=2\) .* take rows='with'"):

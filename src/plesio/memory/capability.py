@@ -43,6 +43,7 @@ class Stepping(Protocol):
     stepped: int
 
     def given(self, worker: int, number: int) -> list[ServedRows]: ...
+    def take_checksum(self) -> int: ...
 
 
 class ModelMemory(Protocol):

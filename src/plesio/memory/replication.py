@@ -12,7 +12,7 @@ from typing import Any
 from plesio.core.events import Fold, Forget, Hold, Share, Show
 from plesio.errors import ConfigurationError
 from plesio.memory.blocks import Blocks
-from plesio.memory.capability import Action, MemoryCapability, ModelMemory
+from plesio.memory.capability import Action, MemoryCapability, ModelMemory, Stepping
 from plesio.memory.row_tables import ServedRows
 from plesio.protocol.coding import encode
 from plesio.protocol.payloads import Payloads, cut
@@ -66,10 +66,13 @@ class Replication(MemoryCapability):
 
     def _did(self, memory: ModelMemory, effect: Any) -> None:
         self.effects.append(effect)
-        if self.log is not None and memory.rows is not None:
+        rows = memory.rows
+        if self.log is not None and rows is not None:
             for worker, number in _stepping(effect):
-                for one in memory.rows.given(worker, number):
+                for one in rows.given(worker, number):
                     self._put_rows(self.log, worker, number, one)
+            if isinstance(effect, Fold):
+                rows.stepped = 0  # that was of the fold before
 
     def _put_rows(self, log: ReplicationLog, worker: int, number: int, given: ServedRows) -> None:
         """In pieces: how many rows come nobody knows when the log is made."""
@@ -89,11 +92,20 @@ class Replication(MemoryCapability):
         if version != self.version or not all(isinstance(one, Show) for one in effects):
             # Between two versions, too, a memory learns: a gradient that is held teaches the damping of others.
             checksum = window_checksum(machine.folded.bytes, version)
-            folds = any(isinstance(one, Fold) for one in effects)
-            stepped = machine.rows.stepped if machine.rows is not None and folds else 0
-            did = Did(did.effects, journal, version, checksum, manifest(), stepped)
+            did = Did(did.effects, journal, version, checksum, manifest(), _stepped(machine.rows, effects))
             self.version = version
         self.log.put(encode(did))
+
+
+def _stepped(rows: Stepping | None, effects: list[Effect]) -> int:
+    """The checksum of the rows that a fold stepped. The journal has taken it; a run without one takes it here. Of several folds in
+    a turn it would be that of them all, which nobody can compare (0)."""
+    folds = sum(isinstance(one, Fold) for one in effects)
+    if rows is None or not folds:
+        return 0
+    if not rows.stepped:
+        rows.take_checksum()
+    return rows.stepped if folds == 1 else 0
 
 
 def _stepping(effect: Effect) -> list[tuple[int, int]]:

@@ -31,6 +31,8 @@ def write_state(folder: Path, machine: Machine, manifest: Manifest) -> Read:
     store = CheckpointStore(folder / FOLDER, keep=1)
     rows = machine.rows.write if machine.rows is not None else None
     store.save(manifest.with_memory(kept.layout, kept.numbers), kept.weights, kept.tensors, write_rows=rows)
+    if machine.rows is not None:
+        machine.rows.take_checksum()  # the next one is of what steps from now on; a run without a journal took none
     read = {worker: versions.read_by(worker) for worker in versions.read_by_workers}
     for index in {index for buffers in read.values() for index in buffers}:
         (folder / f"{BUFFER}{index}").write_bytes(versions.buffers[index].bytes)
