@@ -17,9 +17,9 @@ from plesio.core.headship import ANYBODY
 from plesio.errors import CheckpointError, ServerLostError
 from plesio.launch.job import Listening
 from plesio.launch.local.listen import DoorSockets
-from plesio.launch.standby.standby import Standby
+from plesio.launch.standby.standby import RunOver, Standby
 from plesio.protocol.coding import encode
-from plesio.protocol.replication import Challenge
+from plesio.protocol.replication import Challenge, Over
 from plesio.transport.socket_wire import SocketWire
 from plesio.transport.wire import ConnectionLostError, FrameKind
 
@@ -80,3 +80,19 @@ def test_one_that_is_elected_waits_for_no_state(standby: Standby, in_time: bool)
         if not in_time:
             monkey.undo()
     assert time.monotonic() - began_s < 5.0
+
+
+def test_one_that_took_long_over_a_version_waits_for_the_next(
+    standby: Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a lease: of a large model, whose head had nothing to say meanwhile."""
+    monkeypatch.setattr("plesio.launch.standby.standby.BEAT_S", 0.05)
+    left, right = socket.socketpair()
+    standby._heard_s = time.monotonic() - 60.0
+    standby._followed = Mock(begins=7)
+    with closing(SocketWire(right, "the head")) as wire, closing(SocketWire(left, "a standby")) as head:
+        threading.Timer(0.5, head.send, (FrameKind.CHANNEL, encode(Over()))).start()
+        with pytest.raises(RunOver):
+            standby._follow_versions(wire)
+        said = [head.receive(1.0) for _ in range(2)]
+    assert [one and one.kind for one in said] == [FrameKind.CHANNEL, FrameKind.BEAT]

@@ -46,9 +46,11 @@ decode: Any = decoder_of(FromHead)
 
 
 class Head:
-    """Its process is a thread here. `server`: the test's end."""
+    """Its process is a thread here. `server`: the test's end; `said`: what a worker of it said. To make that may take longer than
+    a standby may be silent."""
 
     def __init__(self, ours: ExitStack) -> None:
+        self.said = hello(0, CASES["Adam"])
         config = RunConfig(strategy=ps.async_sgd("plain"), workers=2, standby=1)
         listening = Listening(host="127.0.0.1", port=7070, token=TOKEN, credentials=None, rejoin_s=60.0)
         self.launcher, launcher = channel_pair()
@@ -73,8 +75,7 @@ class Head:
         """As the server does, where the state is one file."""
         self.log = ReplicationLog.create(1 << 16)
         (Path(folder) / "state").write_bytes(b"all")
-        said = hello(0, CASES["Adam"])
-        self.server.send(StateWritten(folder, 0, said, workers=2), self.log.descriptors)
+        self.server.send(StateWritten(folder, 0, self.said, workers=2), self.log.descriptors)
 
     def is_fenced(self) -> None:
         """Two that vote are with another head by now."""
@@ -169,7 +170,6 @@ def test_a_standby_may_take_its_time_over_the_state(ours: ExitStack, monkeypatch
 def test_one_that_takes_a_version_every_so_many_is_sent_no_log(ours: ExitStack) -> None:
     head = Head(ours)
     one = Standby(head, ours, every=3)
-    said = hello(0, CASES["Adam"])
     first = head.wanted()
     head.written(first.folder)
     for version in (0, 4):
@@ -181,7 +181,7 @@ def test_one_that_takes_a_version_every_so_many_is_sent_no_log(ours: ExitStack) 
         assert (first.after, wanted.after) == (0, version + 3)
         assert head.standbys._contending._electable == {5}
         (Path(wanted.folder) / "state").write_bytes(b"all")
-        head.server.send(StateWritten(wanted.folder, 0, said, workers=2, version=4))
+        head.server.send(StateWritten(wanted.folder, 0, head.said, workers=2, version=4))
     one.hears(Followed)
     one.hears(File)
     one.says(Has(0))
@@ -202,6 +202,28 @@ def test_one_that_takes_versions_is_told_of_the_end_when_the_server_has_gone(our
     one.hears(Over)
 
 
+@pytest.mark.parametrize("lives", [True, False], ids=["it beats", "its host is gone"])
+def test_one_that_waits_for_a_version_says_that_it_is_there(
+    lives: bool, ours: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions may take hours, and a host that dies closes nothing."""
+    monkeypatch.setattr(process, "LEASE_S", 0.5)
+    head = Head(ours)
+    one = Standby(head, ours, every=3)
+    head.written(head.wanted().folder)
+    one.hears(Followed)
+    one.hears(File)
+    one.wire.send(FrameKind.BEAT, b"")  # it was on its way
+    one.says(Has(0))
+    until(lambda: head.standbys._contending._electable == {5})
+    for _ in range(20 if lives else 0):
+        one.wire.send(FrameKind.BEAT, b"")
+        time.sleep(0.05)
+    if lives:
+        assert head.standbys._contending._electable == {5}
+    until(lambda: head.standbys._contending._electable == set())
+
+
 def test_answers_cannot_wait_for_one_that_takes_versions(ours: ExitStack) -> None:
     head = Head(ours)
     head.standbys._waits = True
@@ -219,7 +241,7 @@ def test_one_that_comes_back_is_not_one_too_many(ours: ExitStack) -> None:
     one.says(Has(0))
     until(lambda: 5 in head.standbys._followers.awaited)
     again = Standby(head, ours)
-    head.server.send(StateWritten(head.wanted().folder, 0, hello(0, CASES["Adam"]), workers=2))
+    head.server.send(StateWritten(head.wanted().folder, 0, head.said, workers=2))
     again.hears(Followed)
 
 

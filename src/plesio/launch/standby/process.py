@@ -274,15 +274,19 @@ class Standbys:
 
     def _state(self, wire: Wire, term: int, folder: str, after: int) -> StateWritten:
         """What the server wrote into this folder, once there is that version and nothing waits to be folded."""
-        written = self._states[folder] = SimpleQueue[StateWritten]()
+        written, heard_s = SimpleQueue[StateWritten](), time.monotonic()
+        self._states[folder] = written
         try:
             with suppress(ChannelClosedError):  # it has ended: why, the launcher says
                 self._server.send(StateWanted(folder, after))
             while not self._over.is_set():
                 with suppress(Empty):
                     return written.get(timeout=TICK_S)
-                wire.send(FrameKind.BEAT, b"")  # one that is gone is not waited for
-                self._check(term)
+                wire.send(FrameKind.BEAT, b"")
+                while _speaks(wire):
+                    wire.receive(LEASE_S)
+                    heard_s = time.monotonic()
+                self._check(term, heard_s)  # one that is gone is not waited for
             raise RunEnded
         finally:
             del self._states[folder]
@@ -302,13 +306,21 @@ class Standbys:
             "checkpoint": [checkpoint.every_s, checkpoint.keep] if checkpoint is not None else None,
         }
 
-    def _takes_over(self, wire: Wire, look: Callable[[], None] = lambda: None) -> None:
+    def _takes_over(self, wire: Wire, name: int, look: Callable[[], None] = lambda: None) -> None:
         """Wait until it has made a memory of the state, and says so; meanwhile `look`."""
         sent_s = time.monotonic()
-        while not (wire.wait(GLANCE_S) or self._over.is_set()):
+        while not (self._hears(wire, name, GLANCE_S) or self._over.is_set()):
             look()
             if time.monotonic() - sent_s > STATE_S:
                 raise ConnectionLostError(f"it did not take the state over within {STATE_S:g} s")
+
+    def _hears(self, wire: Wire, name: int, within_s: float) -> bool:
+        """Whether it says how much it has, and no mere beat."""
+        frame = wire.receive(within_s)
+        if frame is None or frame.kind is FrameKind.BEAT or not isinstance(has := decode(frame.body), Has):
+            return False
+        self._followers.heard(name, wire, has.up_to)
+        return True
 
     def _check(self, term: int, heard_s: float = inf) -> None:
         """A head that was elected again is another, which standbys follow anew."""
@@ -326,9 +338,7 @@ class Standbys:
     def _follow_versions(self, wire: Wire, term: int, stands: StandsBy, version: int) -> None:
         """Have it take a version every so many, until the run is over."""
         while True:
-            self._takes_over(wire)
-            if (frame := wire.receive(LEASE_S)) is not None and isinstance(has := decode(frame.body), Has):
-                self._followers.heard(stands.name, wire, has.up_to)
+            self._takes_over(wire, stands.name)
             version = self._tell_state(wire, term, stands, version + stands.every).version
 
     def _follow(self, wire: Wire, name: int, term: int, at: int) -> None:
@@ -338,7 +348,7 @@ class Standbys:
         poller = select.poll()
         for descriptor in (log.bell, wire.fileno()):
             poller.register(descriptor, select.POLLIN)
-        self._takes_over(wire, lambda: log.check(at))
+        self._takes_over(wire, name, lambda: log.check(at))
         heard_s, told_s = time.monotonic(), 0.0
         while True:
             over = self._over.is_set()
@@ -351,15 +361,18 @@ class Standbys:
                 told_s = time.monotonic()
             if over:
                 raise RunEnded
-            while wire.wait(0.0) or wire.has_input:
-                if (frame := wire.receive(LEASE_S)) is not None and isinstance(has := decode(frame.body), Has):
-                    self._followers.heard(name, wire, has.up_to)
+            while _speaks(wire):
+                self._hears(wire, name, LEASE_S)
                 heard_s = time.monotonic()
             self._check(term, heard_s)
             if time.monotonic() - told_s > BEAT_S:
                 wire.send(FrameKind.BEAT, b"")
                 told_s = time.monotonic()
             poller.poll(1000 * GLANCE_S)
+
+
+def _speaks(wire: Wire) -> bool:
+    return wire.has_input or wire.wait(0.0)
 
 
 def main(job: Job, descriptors: list[int]) -> None:

@@ -194,7 +194,6 @@ class Standby:
 
     def _begin(self, wire: Wire) -> None:
         """Take over how the run stands."""
-        self._heard_s = time.monotonic()
         nonce, version = self._hear(wire, Challenge).nonce, importlib.metadata.version("plesio")
         who, listening = f"{socket.gethostname()}:{os.getpid()}", self._door.listening
         name, proof = self._contending.name, proof_of_standby(listening.token, nonce)
@@ -205,7 +204,7 @@ class Standby:
 
     def _take(self, wire: Wire) -> None:
         """Take over how the run stands. Until all of that is here, what was here before is good."""
-        followed = self._hear(wire, Followed)
+        followed = self._hear(wire, Followed, beats=True)
         folder = Path(tempfile.mkdtemp(dir=self._copy))
         with ExitStack() as failed:
             failed.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -244,10 +243,15 @@ class Standby:
             raise ConnectionLostError(f"{wire.peer} said nothing for {LEASE_S:g} s")
         return frame if frame is not None and frame.kind is not FrameKind.BEAT else None
 
-    def _hear(self, wire: Wire, kind: type[M]) -> M:
+    def _hear(self, wire: Wire, kind: type[M], beats: bool = False) -> M:
+        """What is due next. `beats`: that may take long, and this one says meanwhile that it is there."""
+        self._heard_s = told_s = time.monotonic()  # what was done before may have taken longer than a lease
         while (frame := self._frame(wire)) is None:
             if self._elected.is_set():
                 raise ConnectionLostError("this one is elected")
+            if beats and time.monotonic() - told_s > BEAT_S:
+                wire.send(FrameKind.BEAT, b"")
+                told_s = time.monotonic()
         message = decode(frame.body)
         if isinstance(message, Over):
             raise RunOver
