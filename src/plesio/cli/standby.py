@@ -36,7 +36,8 @@ def standby(
             "--every-versions",
             metavar="K",
             min=0,
-            help="Take over a version every K, in place of each update: less traffic. If the head dies, as many are undone.",
+            help="Copy a whole version every K, in place of each update (0): less traffic. What came after it is undone if the "
+            "head dies.",
         ),
     ] = 0,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Where run folders go.")] = Path("runs"),

@@ -98,8 +98,8 @@ class Replication(MemoryCapability):
 
 
 def _stepped(rows: Stepping | None, effects: list[Effect]) -> int:
-    """The checksum of the rows that a fold stepped. The journal has taken it; a run without one takes it here. Of several folds in
-    a turn it would be that of them all, which nobody can compare (0)."""
+    """The checksum of the rows that a fold stepped. The journal has taken it, or it is taken here. Of several folds in a turn it
+    would be that of them all, which nobody can compare (0)."""
     folds = sum(isinstance(one, Fold) for one in effects)
     if rows is None or not folds:
         return 0

@@ -96,8 +96,8 @@ class RowsCame(msgspec.Struct, tag=True, frozen=True):
 
 class Did(msgspec.Struct, tag=True, frozen=True):
     """A turn of the server is over. `journal`: what that was told. Of a new `version` there is the checksum of (a part of) it and
-    the `manifest`: what a checkpoint would say beside tensors. `rows`: the checksum of those that its fold stepped; 0: of none, or
-    of several folds."""
+    the `manifest`: what a checkpoint would say beside tensors. `rows`: the checksum of those that its fold stepped; 0: of none,
+    or of several folds."""
 
     effects: tuple[Effect, ...]
     journal: bytes

@@ -70,7 +70,8 @@ class ReplicatedTurns(Turns):
         if self._wanted and server.program.begun and server.program.sequencer.settled:
             for wanted in [one for one in self._wanted if one.after <= server.program.version]:
                 self._wanted.remove(wanted)
-                self._write_state(server, wanted)
+                if Path(wanted.folder).is_dir():  # else that standby is gone
+                    self._write_state(server, wanted)
 
     # While it may not lead
 

@@ -4,6 +4,8 @@
           ^                                    |
           +------ the line is lost ------------+    (what it has stays good until a head gives it another state)
 
+Or, in place of the log, it takes the state again every so many versions.
+
 Whatever ends the head's process ends the line. Whether the run has lost its head is for those who vote to say.
 """
 
@@ -91,7 +93,7 @@ class Standby:
             raise _cannot_write(error) from error
         self._shadow: Shadow | None = None
         self._followed: Followed | None = None
-        self._came = self._bytes = 0  # contributions, and what came in all
+        self._came = self._bytes = 0  # contributions or versions, and what came in all
         self._heard_s = 0.0
         self._keeps = False
         self._elected = threading.Event()
@@ -120,7 +122,8 @@ class Standby:
                     self._stand_by(within_s)
                 promoted = self._promoted()
             except RunOver:
-                log.info("followed %s contributions in %s bytes", f"{self._came:,}", f"{self._bytes:,}")
+                what = "versions" if self._every else "contributions"
+                log.info("followed %s %s in %s bytes", f"{self._came:,}", what, f"{self._bytes:,}")
                 return None
             except OSError as error:
                 raise _cannot_write(error) from error
@@ -264,6 +267,7 @@ class Standby:
     def _follow_versions(self, wire: Wire) -> None:
         """Take a version every so many, until this one is head, or the line is lost."""
         while self._followed is not None and not self._elected.is_set():
+            self._came += 1
             wire.send(FrameKind.CHANNEL, encode(Has(self._followed.begins)))
             self._take(wire)
 
@@ -279,16 +283,13 @@ class Standby:
             if (frame := self._frame(wire)) is None:
                 continue
             message = decode(frame.body)
-            if isinstance(message, Came | RowsCame):
-                wire.read_payload(shadow.place(message))
-                shadow.came(message)
             at += FRAME.size + len(frame.body) + frame.payload_bytes
             self._bytes += len(frame.body) + frame.payload_bytes
             match message:
-                case Came():
-                    self._came += 1
-                case RowsCame():
-                    pass
+                case Came() | RowsCame():
+                    wire.read_payload(shadow.place(message))
+                    shadow.came(message)
+                    self._came += isinstance(message, Came)
                 case Did():
                     wire.send(FrameKind.CHANNEL, encode(Has(at)))  # first: a worker may wait for that
                     told_s = self._heard_s
