@@ -224,6 +224,25 @@ def test_one_that_waits_for_a_version_says_that_it_is_there(
     until(lambda: head.standbys._contending._electable == set())
 
 
+def test_two_that_came_at_once_do_not_drive_each_other_out(ours: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither was there when it was looked whether there is a place."""
+    monkeypatch.setattr(process, "LEASE_S", 0.5)
+    head = Head(ours)
+    both = Standby(head, ours, every=3), Standby(head, ours, name=6, every=3)
+    for _ in range(2):
+        for folder in [head.wanted().folder for _ in both]:
+            head.written(folder)
+        for one in both:
+            one.hears(Followed)
+            one.hears(File)
+            one.says(Has(0))
+        until(lambda: head.standbys._contending._electable == {5, 6})
+        for _ in range(30):  # longer than one waits for a place
+            for one in both:
+                one.wire.send(FrameKind.BEAT, b"")
+            time.sleep(0.05)
+
+
 def test_answers_cannot_wait_for_one_that_takes_versions(ours: ExitStack) -> None:
     head = Head(ours)
     head.standbys._waits = True

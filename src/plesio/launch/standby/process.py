@@ -195,10 +195,7 @@ class Standbys:
                     "the token of standbys (PLESIO_STANDBY_TOKEN, else that of workers) is another here"
                 )
             self._followers.met(name, wire)
-            if stands.every and self._waits:
-                raise ProtocolError(
-                    "answers wait for what standbys have (acknowledge='standby'): leave --every-versions out"
-                )
+            self._admit(wire, stands)
             state = self._tell_state(wire, term, stands)
             self._tell(f"{cut(stands.who)} at {address} stands by")
             if stands.every:
@@ -221,18 +218,39 @@ class Standbys:
             self._followers.lost(name, wire)
             wire.close()
 
+    def _admit(self, wire: Wire, stands: StandsBy) -> None:
+        """Whether it may follow: once there is a place for it."""
+        ours = importlib.metadata.version("plesio")
+        if (stands.plesio, stands.protocol) != (ours, remote.PROTOCOL):
+            raise ProtocolError(
+                f"the head has plesio {ours}, and the standby {stands.plesio}: install the same on both hosts"
+            )
+        if stands.every and self._waits:
+            raise ProtocolError(
+                "answers wait for what standbys have (acknowledge='standby'): leave --every-versions out"
+            )
+        self._wait_for_place(wire, stands.name)
+
+    def _wait_for_place(self, wire: Wire, name: int) -> None:
+        """Until there are fewer standbys than the run takes. One that is lost may not be known to be yet."""
+        takes, until_s = self._job.config.standby, time.monotonic() + 2 * LEASE_S
+        while True:
+            if self._followers.others(name) < takes:
+                return
+            if time.monotonic() > until_s:
+                what = (
+                    f"as many standbys as the run takes ({takes}) are there: start its head with --standby {takes + 1}"
+                )
+                raise ProtocolError(what)
+            wire.send(FrameKind.BEAT, b"")
+            time.sleep(TICK_S)
+
     def _tell(self, what: str, fatal: str = "") -> None:
         with suppress(ChannelClosedError):
             self._launcher.send(Trouble(Incident(0.0, None, what), fatal, "ServerLostError" if fatal else ""))
 
     def _tell_state(self, wire: Wire, term: int, stands: StandsBy, after: int = 0) -> StateWritten:
         """How the run stands, once there is version `after`. Whoever votes is told where the standby is."""
-        ours = importlib.metadata.version("plesio")
-        if (stands.plesio, stands.protocol) != (ours, remote.PROTOCOL):
-            raise ProtocolError(
-                f"the head has plesio {ours}, and the standby {stands.plesio}: install the same on both hosts"
-            )
-        self._wait_for_place(wire, stands.name)
         with tempfile.TemporaryDirectory(prefix="plesio-standby-") as folder:
             state = self._state(wire, term, folder, after)
             if state.hello is None:
@@ -257,20 +275,6 @@ class Standbys:
         for path, data in contents:
             wire.send(FrameKind.CHANNEL, encode(File(path, len(data))), [memoryview(data)])
         return state
-
-    def _wait_for_place(self, wire: Wire, name: int) -> None:
-        """Until there are fewer standbys than the run takes. One that is lost may not be known to be yet."""
-        takes, until_s = self._job.config.standby, time.monotonic() + 2 * LEASE_S
-        while True:
-            if self._followers.others(name) < takes:
-                return
-            if time.monotonic() > until_s:
-                what = (
-                    f"as many standbys as the run takes ({takes}) are there: start its head with --standby {takes + 1}"
-                )
-                raise ProtocolError(what)
-            wire.send(FrameKind.BEAT, b"")
-            time.sleep(TICK_S)
 
     def _state(self, wire: Wire, term: int, folder: str, after: int) -> StateWritten:
         """What the server wrote into this folder, once there is that version and nothing waits to be folded."""
