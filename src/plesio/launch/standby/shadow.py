@@ -83,7 +83,9 @@ class Shadow:
         manifest = self.manifest.with_memory(kept.layout, kept.numbers)
         if manifest.journal:
             manifest = msgspec.structs.replace(manifest, journal=str(self._journal.resolve()))
-        shutil.rmtree(self._folder / FOLDER)  # what it began from, which may be the same version
         rows = self._machine.rows.write if self._machine.rows is not None else None
-        CheckpointStore(self._folder / FOLDER, keep=1).save(manifest, kept.weights, kept.tensors, write_rows=rows)
-        return self._folder
+        place = self._folder / "elected"  # beside what it began from, which is good until this is whole
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        CheckpointStore(place / FOLDER, keep=1).save(manifest, kept.weights, kept.tensors, write_rows=rows)
+        return place
