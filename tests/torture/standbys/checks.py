@@ -22,10 +22,11 @@ GOES_ON = re.compile(r"goes on from version (\d+)")
 def check(story: Story) -> None:
     """Raises `AssertionError` with what is broken."""
     done = story.last.done
-    assert not done.batches_unvisited, f"{done.batches_unvisited} batches were not visited"
     _told(story)
     _one_head_a_version(story)
-    _exactly_once(story, done)
+    if not story.over_apart:
+        assert not done.batches_unvisited, f"{done.batches_unvisited} batches were not visited"
+        _exactly_once(story, done)
     assert done.folder is not None, "it wrote one"
     again = ps.replay(done.folder, train=story.train)
     assert again.identical, f"it does not replay: {again}"

@@ -19,12 +19,13 @@ STANDS_BY = "standing by for "
 
 
 class Story:
-    """`tally`: what happened."""
+    """`tally`: what happened. `over_apart`: the run ended during a split; who was cut off cannot know, and may have had data."""
 
     def __init__(self, plan: Plan, ours: Hosts, sites: list[OtherHost], tally: Counter[str]) -> None:
         self.plan, self.ours, self._sites, self.tally = plan, ours, sites, tally
         self._rng = random.Random(plan.seed)
         self._at: dict[str, int] = {}  # by name of a host: its site
+        self.over_apart = False
         self.train = plan.train(ours.seen)
         self.head = self._lead(ours.head, plan.places[0])
         for rank in range(plan.workers):
@@ -136,6 +137,7 @@ class Story:
             else:
                 self._apart(reach)
         finally:
+            self.over_apart = self.ours.over
             for site in apart:
                 self._sites[site].connect(True)
 
@@ -167,6 +169,10 @@ class Story:
         """All end, with the status that they should."""
         ours = self.ours
         until(lambda: ours.over, ours.all)
+        if self.over_apart:
+            self.tally["over in a split"] += 1
+            assert self.last.end() == 0
+            return
         for worker in ours.workers.values():
             assert worker.end() == 0, f"{worker.name}: {worker.log}"
         last = self.last
