@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from torch import nn
 
 import plesio as ps
+from plesio.server.checkpoints import read
 from plesio.strategy import Strategy
+from support import standby as standby_support
 from support.namespaces import OtherHost, hosts_on_a_switch
 from support.paced import BATCH, carrying, made_twice, visiting, visiting_rows
-from support.standby import Hosts, Leader, hosts
+from support.standby import Hosts, Leader, hosts, until
 
 SAMPLES, EPOCHS, WORKERS = 480, 2, 2
 BATCHES = SAMPLES // BATCH * EPOCHS
@@ -182,6 +185,34 @@ def test_a_frozen_head_that_thaws_ends_and_nobody_follows_it(tmp_path: Path) -> 
         done = ends_in(ours, standby, train)
     assert done.version == BATCHES
     assert made_twice(ours.seen) == []
+
+
+def ends_when_told(worker: Any, seen: Path, go: Path) -> None:
+    visiting(worker, seen=seen, samples=40, epochs=1, lr=1.0, pause_s=0.05)
+    (seen / "done").touch()
+    until(go.exists)
+
+
+@pytest.mark.thorough
+def test_a_head_that_nobody_comes_back_to_ends_and_says_where_the_result_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before died when its last worker was about to end."""
+    as_usual = standby_support._listening
+    monkeypatch.setattr(standby_support, "_listening", lambda *where: replace(as_usual(*where), rejoin_s=3.0))
+    with hosts(tmp_path / "run", ps.async_sgd("plain"), 1, acknowledge="standby") as ours:
+        head = ours.head()
+        worker = ours.worker(partial(ends_when_told, seen=ours.seen, go=tmp_path / "go"), 0)
+        standby = ours.standby()
+        ours.until_electable(standby)
+        until((ours.seen / "done").exists)
+        head.kill()
+        standby.may_fail = True
+        (tmp_path / "go").touch()
+        assert (worker.end(), standby.end()) == (0, 1)
+    assert "no worker came back to this head within 3 s (worker 0 did not come): if all had ended" in standby.log
+    place = Path(standby.log.rpartition("resume='")[2].partition("'")[0])
+    assert torch.equal(read(place).weights()["weight"], torch.full((40, 1), -1.0))
 
 
 @pytest.fixture

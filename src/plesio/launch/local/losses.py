@@ -110,7 +110,12 @@ class Losses:
                 )
             elif self._job.listening is not None and not self._patience.stopping:
                 how = ", ".join(f"worker {one.worker} {one.left or 'did not come'}" for one in final.workers)
-                self.fail(WorkerLostError(f"training did not begin: {how}; start the head and its workers again"))
+                if self._job.listening.takes_over:
+                    why = f"no worker came back to this head within {self._job.listening.rejoin_s:g} s"
+                    or_else = "if all had ended, a checkpoint has what they came to; else start them again"
+                    self.lose(f"{why} ({how}): {or_else}", kind=WorkerLostError)
+                else:
+                    self.fail(WorkerLostError(f"training did not begin: {how}; start the head and its workers again"))
         elif all_died and not self._patience.asked:
             raised = next((f"; {what}" for what in self._raised.values()), "")
             last = f"the last at version {final.version}, {final.wall_s:.1f} s into training"

@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 
 from msgspec.structs import replace
 
@@ -204,7 +205,8 @@ class Server:
         if any(line and line.finished and not line.leaving for line in self._lines):
             return True
         patience_s = self._listening.rejoin_s if self._listening is not None else self._timeout_s
-        return self.workers.emptied_s > 0 and time.monotonic() - self.workers.emptied_s > patience_s
+        emptied_s = self.workers.emptied_s or (self._started_s if self._opening.takes_over else inf)
+        return time.monotonic() - emptied_s > patience_s
 
     def _tick(self, now_s: float) -> None:
         program = self.program
