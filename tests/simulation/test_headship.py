@@ -189,6 +189,15 @@ def test_a_head_that_hears_nobody_drops_nobody() -> None:
     assert head.voters == {10, 12}
 
 
+def test_a_head_drops_who_is_to_leave_and_still_answers_be_that_most_of_them() -> None:
+    head = Head(10, 1, ALL)
+    head.elect({11})
+    for _ in range(3):
+        leading(head)
+        head.vote({10}, here=ALL)
+    assert head.voters == {10}
+
+
 def test_a_head_that_never_named_a_standby_leads_alone_and_its_voters_change_at_once() -> None:
     head = Head(0, 1, ALL)
     head.vote({0, 13})

@@ -184,8 +184,9 @@ def test_a_worker_dies_and_the_head_leads_on_with_the_standby() -> None:
         assert run.standby.terms == []
 
 
-def test_most_workers_end_at_once_and_the_head_leads_on() -> None:
-    with a_run(workers=4) as run, ThreadPoolExecutor() as pool:
+@pytest.mark.parametrize("workers", [4, 12])
+def test_most_workers_end_at_once_and_the_head_leads_on(workers: int) -> None:
+    with a_run(workers) as run, ThreadPoolExecutor(workers) as pool:
         *enders, last = run.workers
         [*pool.map(lambda one: one.voting.leave(), enders)]
         until(lambda: run.voters() <= {last.voting.name, run.standby.contending.name, run.head.contending.name})

@@ -82,6 +82,11 @@ class Contender:
         return self.head.term if self.head is not None else 0
 
     @property
+    def changing(self) -> bool:
+        """Whether it is head, and most do not know yet who votes now."""
+        return self.head is not None and self.head.changing
+
+    @property
     def awaits(self) -> frozenset[int]:
         """The standbys that an answer waits for under `acknowledge="standby"`. Who is no head answers nobody."""
         return self.head.awaits if self.head is not None else frozenset({ANYBODY})
@@ -114,10 +119,10 @@ class Contender:
         return said
 
     def _beat(self, head: Head, now_s: float, electable: Iterable[int]) -> Beat:
-        live = {voter for voter, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S} - self._leave
-        live |= {self.name}
+        here = {voter for voter, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S}
+        live = here - self._leave | {self.name}
         if head.leads(now_s):
-            head.vote(self._odd(head, live))
+            head.vote(self._odd(head, live), here)
         if head.promised_until_s >= now_s:  # from when it names one it needs promises
             head.elect(electable)
         return head.beat(now_s)

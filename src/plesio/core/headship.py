@@ -275,19 +275,26 @@ class Head:
         self._dropped = {standby: first for standby, first in self._dropped.items() if standby not in now}
         self.electable = now
 
-    def vote(self, voters: Iterable[int]) -> None:
+    @property
+    def changing(self) -> bool:
+        """Whether voters changed, and most do not know yet."""
+        return self._before != self.voters
+
+    def vote(self, voters: Iterable[int], here: Iterable[int] = ()) -> None:
         """These are to vote. They become so one at a time: call it again and again. The last one stays. Who is gone does, too, as
-        long as so few are here that the others would have to come back. Of a head that is alone they become so at once."""
+        long as so few are here that the others would have to come back. `here`: who answers beside them, and is to leave. Of a
+        head that is alone they become so at once."""
         wanted = frozenset(voters)
+        answering = wanted.union(here)
         if self.alone and wanted:
             self.voters = self._before = wanted
             self._changed = self._number + 1
             return
-        if self._before != self.voters or not wanted or not self._known(self._changed):
+        if self.changing or not wanted or not self._known(self._changed):
             return
         if joins := wanted - self.voters:
             self.voters |= {min(joins)}
-        elif (leaves := self.voters - wanted) and most(without := self.voters - {min(leaves)}, wanted):
+        elif (leaves := self.voters - wanted) and most(without := self.voters - {min(leaves)}, answering):
             self.voters = without
         else:
             return

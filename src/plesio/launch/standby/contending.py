@@ -142,8 +142,11 @@ class Contending:
         if isinstance(reply, Votes):
             raise ProtocolError(f"voter {voter} said twice who it is")
         with self._lock:
+            changing = self._contender.changing
             self._contender.hear(voter, reply, time.monotonic())
             self._publish(self._contender.leads_until_s)
+            if changing and not self._contender.changing:
+                self._soon.set()  # many may be about to end, one change after another
         self._tell_if_elected()
 
     def _told(self, message: Message, now_s: float) -> Reply | None:
