@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -199,6 +199,14 @@ def test_one_that_ends_waits_for_nobody_when_nobody_is_left() -> None:
     voting = Voting(new_name(), (), lambda _: pytest.fail("it knows nobody"), print)
     with patch.object(voting_module, "LEAVE_S", PATIENCE_S):
         voting.leave()
+
+
+def test_one_that_is_interrupted_as_it_leaves_votes_no_more() -> None:
+    voting = Voting(new_name(), (), lambda _: pytest.fail("it knows nobody"), print)
+    voting._left = Mock(**{"wait.side_effect": KeyboardInterrupt})
+    with pytest.raises(KeyboardInterrupt):
+        voting.leave()
+    assert voting._closed.is_set()
 
 
 def test_a_standby_is_lost_and_the_head_waits_for_it_until_most_know() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import socket
 import threading
 import time
@@ -58,6 +59,18 @@ def test_what_it_has_is_kept_where_nobody_goes_on(standby: Standby, tmp_path: Pa
     standby._door = DoorSockets(dataclasses.replace(standby._door.listening, rejoin_s=0.1), standby._door.sockets)
     standby._shadow = Mock(version=7, **{"write.return_value": standby._copy})
     with pytest.raises(ServerLostError, match=r"could not be reached for 0\.1 s; to go on from version 7"):
+        standby.wait(60.0)
+    assert [*tmp_path.iterdir()] == [standby._copy]
+
+
+def test_what_it_began_from_is_kept_where_the_newest_version_cannot_be_written(
+    standby: Standby, tmp_path: Path
+) -> None:
+    standby._elected.set()
+    standby._contending.close()
+    standby._contending = Mock(awaits=(), leads_until_s=math.inf)
+    standby._followed, standby._shadow = Mock(), Mock(version=7, **{"write.side_effect": OSError("no space left")})
+    with pytest.raises(CheckpointError, match="no space left"):
         standby.wait(60.0)
     assert [*tmp_path.iterdir()] == [standby._copy]
 

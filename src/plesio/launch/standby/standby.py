@@ -310,6 +310,7 @@ class Standby:
         shadow, followed = self._shadow, self._followed
         assert shadow is not None and followed is not None, "nobody elects one that has nothing"
         log.info("elected: this is the head now, and goes on from version %d", shadow.version)
+        self._keeps = True  # nobody else may have it, whatever happens to what is written now
         folder = shadow.write()
         term = self._contending.term
         self._contending.close()  # the head's process contends from now on

@@ -90,8 +90,10 @@ class Voting:
             self._leaving = True
             if not self._lines:
                 self._left.set()
-        self._left.wait(LEAVE_S)
-        self.close()
+        try:
+            self._left.wait(LEAVE_S)
+        finally:  # Ctrl-C, too
+            self.close()
 
     def close(self) -> None:
         """Vote no more. Lines end within a moment."""
