@@ -152,7 +152,8 @@ class Standbys:
         now_s, rejoin_s = time.monotonic(), self._listening.rejoin_s
         if now_s - self._fenced_s > FENCED_S:
             self._contending.leave()
-            self._ends("most of the run follows another head by now: this one was cut off from it for too long")
+            if self._fenced_s < inf:  # it was not elected again meanwhile
+                self._ends("most of the run follows another head by now: this one was cut off from it for too long")
         elif now_s - self._led_s > max(rejoin_s, FENCED_S):
             self._ends(f"most of those who say who is head could not be reached for {rejoin_s:g} s")
 
