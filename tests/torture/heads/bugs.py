@@ -49,7 +49,7 @@ class NeverFenced(Head):
 class ChangesAll(Head):
     """The voters become others at once."""
 
-    def vote(self, voters: Iterable[int]) -> None:
+    def vote(self, voters: Iterable[int], here: Iterable[int] = ()) -> None:
         self.voters = self._before = frozenset(voters) or self.voters
 
 
