@@ -212,7 +212,7 @@ class Worker(OwnLoops, Ahead):
         """
         if self._exchange is not None and self._exchange.private:
             raise ConfigurationError(
-                "worker.log under privacy=: what the data say would leave as it is, without noise; leave it out, and judge "
+                "worker.log under privacy=: what people's data say would leave as it is, without noise; leave it out, and judge "
                 "versions by evaluate=, on data that anybody may know"
             )
         self._metrics.add({**(metrics or {}), **named})
