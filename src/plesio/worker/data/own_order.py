@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -25,9 +26,11 @@ class OwnOrder(BatchOrder):
         draws.generators = generators_of(source, source.batch_sampler)
         self._indices: Iterator[Any] = iter(())
         self._number = 0
+        self._is_anothers = False  # the pass under way began in a process that ended
 
     def begin(self, epoch: int) -> None:
         """A pass begins; the DataLoader that makes its batches draws the seed."""
+        self._is_anothers = epoch > 0 and self._draws.is_new
         self._draws.begin(epoch)
         self._indices, self._number = iter(self._sampler), 0
 
@@ -49,12 +52,25 @@ class OwnOrder(BatchOrder):
             self._indices, self._number = iter(self._sampler), 0
             if self._draws_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
+        if self._is_anothers and number > 0:
+            self._say_that_it_is_anothers(epoch)
+        self._is_anothers = False
         deque(islice(self._indices, number - self._number), maxlen=0)
         self._draws.caught_up()
         found, self._number = next(self._indices, None), number + 1
         if outside is not None:
             outside.restore()
         return found
+
+    def _say_that_it_is_anothers(self, epoch: int) -> None:
+        """In the first pass a script draws the same again. Without a random order that holds in each, which nobody can see."""
+        warnings.warn(
+            f"this process goes on in the middle of pass {epoch} for one that ended, which drew the order of that pass itself: "
+            "if it is shuffled, some samples come twice in this pass, and others not at all; with workers_max=2 the order is the "
+            "run's, whoever draws it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def end(self) -> None:
         """A sampler may draw once more then."""

@@ -22,6 +22,11 @@ class OwnDraws:
         self._start: RandomState | None = None  # of the pass under way
         self._saved: dict[str, Any] | None = None  # until the first pass of a resumed run
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this process drew no pass yet, and knows nothing of one before."""
+        return self._epoch < 0 and self._saved is None
+
     def begin(self, epoch: int) -> None:
         """A pass over the data begins; the first of a resumed run begins as it did before, or goes on from what was saved."""
         if self._saved is not None:
