@@ -359,7 +359,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
     strategy: Strategy, version: int | None, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
-    train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01)
+    train = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.03)  # it is killed before it ends
     with remote.head(rejoin_s=30.0) as head:
         for rank in range(2):
             head.fork(train, rank=rank)
@@ -385,7 +385,7 @@ def test_workers_outlive_a_killed_server_and_go_on_from_its_checkpoint_and_the_r
 @pytest.mark.thorough
 def test_workers_that_know_two_addresses_go_on_where_the_run_is_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"workers": 2, "checkpoint": ps.Checkpoint(every_s=0.2)}
-    train, port = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.01), free_port()
+    train, port = functools.partial(counting, into=tmp_path, epochs=2, pause_s=0.03), free_port()
     with remote.head(rejoin_s=30.0) as first:
         for rank in range(2):
             first.fork(train, rank=rank, address=f"{first.address},127.0.0.1:{port}")
