@@ -129,7 +129,7 @@ def test_what_changed_since_a_version_is_the_rows_that_stepped(tmp_path: Path) -
     came = dict.fromkeys(rows, 0)
 
     def follow(reader: Any) -> None:
-        scheme = "tcp://" if reader._newest is None else ""
+        scheme = "tcp://" if reader._place.far else ""
         got = reader.changed("users", since[scheme])
         since[scheme], came[scheme] = got.version, came[scheme] + len(got.ids)
         rows[scheme] |= dict(zip(got.ids.tolist(), got.vectors.tolist(), strict=True))

@@ -19,6 +19,7 @@ from plesio.launch.local import readers_process
 from plesio.launch.local.readers_process import Readers
 from plesio.protocol import reading
 from plesio.protocol.launcher import Arrived
+from plesio.reading import place as places
 from plesio.reading import run_line
 from plesio.reading.line import FarLine, Line, LineLostError, NearLine
 from plesio.reading.place import ReadingPlace
@@ -327,6 +328,18 @@ def test_a_line_whose_opening_is_refused_is_not_asked_again(far: bool, opened: O
             reader.take()
     head.refuses = False
     assert (reader.take(), place.__dict__["dials"]) == (1, 4)
+
+
+def test_a_run_that_begins_to_listen_while_a_reader_looks_for_it_is_read_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    (near, _), (far, run) = ends = socket.socketpair(), socket.socketpair()
+    looks = iter([None, near])
+    monkeypatch.setattr(places, "connect_here", lambda *_: next(looks))
+    monkeypatch.setattr(places, "connect", lambda *_: SocketWire(far, "it"))
+    with ReadingPlace("127.0.0.1", 1, "r", "w").dial() as line:
+        assert isinstance(line, NearLine)
+        assert run.recv(1) == b""  # nobody stays on the line that is not used
+    for one in (*ends[0], *ends[1]):
+        one.close()
 
 
 def test_who_asks_before_it_opens_is_hung_up_on() -> None:

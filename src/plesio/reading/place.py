@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -41,10 +42,17 @@ class ReadingPlace:
 
     def _dial(self, host: str, port: int) -> Line[ToReader]:
         try:
-            near = None if self.far else connect_here(host, port, self.token)
-            if near is not None:
-                return NearLine(near.detach(), ToReader, str(self))
-            return FarLine(connect(host, port, self.token, self.credentials, bytes(16)), ToReader)
+            near = self._near(host, port)
+            if near is None:
+                wire = connect(host, port, self.token, self.credentials, bytes(16))
+                near = self._near(host, port)  # again: the run may have begun to listen between these two
+                if near is None:
+                    return FarLine(wire, ToReader)
+                wire.close()
+            return NearLine(near.detach(), ToReader, str(self))
         except ProofError as error:
             what = "a reader's token is token=, PLESIO_READ_TOKEN, or follows from PLESIO_TOKEN or ~/.plesio/token"
             raise ProofError(f"{error}; {what}") from None
+
+    def _near(self, host: str, port: int) -> socket.socket | None:
+        return None if self.far else connect_here(host, port, self.token)
