@@ -23,7 +23,8 @@ import plesio as ps
 from conformance.table import strategies
 from faults.test_remote import joined, meanwhile, newest_checkpoint, until
 from faults.test_wrong_workers import Wrong
-from plesio.protocol.worker import Aside, RowsRequest
+from plesio.protocol.rows import RowsRequest
+from plesio.protocol.worker import Aside
 from plesio.strategy import Strategy
 from plesio.strategy.answers import AtOnce, WithFold
 from plesio.transport.limits import LEASE_S

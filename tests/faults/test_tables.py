@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import plesio as ps
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.server.checkpoints import FOLDER, latest, read
 from plesio.strategy import Strategy
 from support.long_forms import but_slow, in_turn

@@ -13,7 +13,7 @@ import plesio as ps
 from plesio.core.events import Fold, FoldRows, Member, Serve
 from plesio.memory.row_tables import RowTables
 from plesio.memory.surviving_rows import SurvivingRows
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_slots import Laid, RowSlots

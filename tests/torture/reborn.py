@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from plesio.core.events import Effect, Event, Fold, Joined, Switch
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.system.recovery_log import _FREE, RecoveryLog
 from torture.model import Model, ModelState
 from torture.oracle import Oracle, PromiseBroken

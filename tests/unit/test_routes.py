@@ -22,6 +22,7 @@ from plesio.protocol import launcher, remote
 from plesio.protocol import table_server as tables
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, encode
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Kind, Layout, TensorSpec
 from plesio.tensors.region import Region
@@ -95,9 +96,7 @@ class OfWorker(Conversation):
     def __init__(self) -> None:
         self.dialogue = WorkerDialogue(ps.first_of(1))
         made = [messages.Contribution(number=number, steps=1) for number in (1, 2, 3)]
-        rows = [
-            messages.RowsRequest(*one) for one in ((1, ((0, 2),)), (2, ((0, 1),), True), (2, (), True), (0, ((0, 1),)))
-        ]
+        rows = [RowsRequest(*one) for one in ((1, ((0, 2),)), (2, ((0, 1),), True), (2, (), True), (0, ((0, 1),)))]
         logged = [launcher.LoggedByWorker(0.0, 1, {}), launcher.Visited((), False)]
         self.says = [HELLO, messages.Ready(), ASKS, messages.AskAhead(ASKS), *made, *rows, messages.DroppedStep(1)]
         self.says += [remote.Pull(), messages.Farewell(), *logged, *NEUTRAL]
@@ -132,7 +131,7 @@ class OfWorker(Conversation):
 
     def _served(self, ahead: bool) -> None:
         self.dialogue.rows.served(ahead)
-        self._tell(messages.RowsServed(ahead), self.dialogue.rows.is_due(ahead))
+        self._tell(RowsServed(ahead), self.dialogue.rows.is_due(ahead))
 
 
 class OfRank(Conversation):
@@ -169,7 +168,7 @@ class OfFar(Conversation):
             tables.Answered(1),
             *NEUTRAL[2:],
         ]
-        lay = tables.Lay(1, messages.RowsRequest(5, ((0, 2),)), 0.0)
+        lay = tables.Lay(1, RowsRequest(5, ((0, 2),)), 0.0)
         asks = [tables.Ask("checksum", ()), tables.Ask("hand_over", (0,)), lay]
         self.tells = {"begin": lambda: self.dialogue.begin(places())}
         self.tells |= {
@@ -184,9 +183,7 @@ class ToFar(Conversation):
 
     def __init__(self) -> None:
         self.dialogue = RowDialogue()
-        lays = [
-            tables.Lay(reader, messages.RowsRequest(5, wanted), 0.0) for reader in (1, 2) for wanted in ((), ((0, 2),))
-        ]
+        lays = [tables.Lay(reader, RowsRequest(5, wanted), 0.0) for reader in (1, 2) for wanted in ((), ((0, 2),))]
         steps = [FoldRows(1, 5), Hold(1, 5, 0.5), *(Fold(1, (MEMBER,), 1.0, held=held) for held in (None, 1.0))]
         asks = [tables.Ask(what, ()) for what in ("begin_anew", "restore")]
         begin = tables.Begin((SPEC,), 2, True, 0, 1)

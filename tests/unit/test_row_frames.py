@@ -11,8 +11,8 @@ import pytest
 from plesio.core.events import Fold, FoldRows, Hold, Member
 from plesio.errors import ConfigurationError
 from plesio.protocol.coding import ProtocolError, encode
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.table_server import PIECE_BYTES_MAX, Answered, Ask, Lay, Piece, Vacated, ValuesServed
-from plesio.protocol.worker import RowsRequest
 from plesio.tables.spec import TableSpec
 from plesio.transport import row_frames
 from plesio.transport.row_frames import FROM_FAR, TO_FAR, RowDialogue

@@ -14,7 +14,7 @@ from plesio.core.events import Fold, FoldRows, Hold, Member, Serve
 from plesio.errors import CheckpointError, ConfigurationError, ModelMismatchError, SharedMemoryError
 from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import RowTables
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.file import from_memory, in_memory
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_slots import MOST, RowSlots, check_room, check_same

@@ -22,7 +22,8 @@ from plesio.memory.replication import Replication
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.remote import Terms
 from plesio.protocol.replication import Came, Did, Followed, FromHead, RowsCame
-from plesio.protocol.worker import Hello, RowsRequest
+from plesio.protocol.rows import RowsRequest
+from plesio.protocol.worker import Hello
 from plesio.server.checkpointer import Checkpointer
 from plesio.server.checkpoints import Manifest, latest
 from plesio.server.keeping import Keeping

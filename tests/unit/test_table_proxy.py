@@ -16,7 +16,7 @@ from plesio.protocol import remote
 from plesio.protocol import table_server as messages
 from plesio.protocol.coding import ProtocolError, decoder_of, encode
 from plesio.protocol.launcher import Failed
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.file import in_memory
 from plesio.tables.spec import TableSpec
 from plesio.transport.channel import Channel, channel_pair

@@ -18,7 +18,7 @@ from plesio.core.events import FoldRows, Serve
 from plesio.errors import CheckpointError, SharedMemoryError
 from plesio.memory.row_servers import RowServers
 from plesio.memory.row_tables import RowTables
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables import reserved
 from plesio.tables.spec import TableSpec
 from plesio.tables.store import SLICE, Folded, Store, slice_of

@@ -20,6 +20,7 @@ from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Failed, Finished, StopRequest
 from plesio.protocol.payloads import WORDS
 from plesio.protocol.remote import Pull
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.worker import (
     Aside,
     AskAhead,
@@ -32,7 +33,6 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Ready,
-    RowsRequest,
     Welcome,
 )
 from plesio.strategy import Strategy

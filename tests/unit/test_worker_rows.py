@@ -14,7 +14,7 @@ from plesio.core.events import FoldRows, Serve
 from plesio.launch.local.worker_rows import WorkerRows
 from plesio.memory.row_tables import RowTables
 from plesio.protocol.coding import ProtocolError
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_slots import MOST, RowSlots
 from support.long_forms import examples

@@ -20,7 +20,7 @@ from plesio.memory.row_tables import RowTables, ServedRows
 from plesio.memory.saved import Kept
 from plesio.memory.surviving_rows import SurvivingRows
 from plesio.observe.totals import RowServer, RowsSummary
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.system.recovery_log import RecoveryLog
 from plesio.tables.dealing import share_of
 from plesio.tables.file import KeptRows, joined, on_one_clock

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from plesio.core.events import Fold, FoldRows, Hold, Serve
 from plesio.observe.totals import RowServer, RowsSummary
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.table_server import Reading
-from plesio.protocol.worker import RowsRequest
 from plesio.tables.dealing import share_of
 from plesio.tables.distinct import Sum
 from plesio.tables.file import KeptRows, in_memory

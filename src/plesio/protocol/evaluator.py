@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import Lies
 from plesio.tensors.model import Described

@@ -28,7 +28,7 @@ import msgspec
 
 from plesio.core.events import Fold, FoldRows, Hold
 from plesio.observe.totals import RowServer, RowsSummary
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.spec import TableSpec
 
 PIECE_BYTES_MAX = 64 << 20

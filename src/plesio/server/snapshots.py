@@ -14,8 +14,8 @@ import msgspec
 from plesio.memory.machine import EVALUATOR, Machine
 from plesio.memory.row_servers import RowServers
 from plesio.protocol.evaluator import Asked, Judged, Snapshot, SnapshotRequest
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.protocol.table_server import Reading
-from plesio.protocol.worker import RowsRequest, RowsServed
 from plesio.transport.channel import Channel, ChannelClosedError, readable
 
 Standing = Callable[[], tuple[float, int, int]]

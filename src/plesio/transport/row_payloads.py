@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plesio.protocol.worker import Count, RowsRequest
+from plesio.protocol.rows import RowsRequest
+from plesio.protocol.worker import Count
 from plesio.transport.row_slots import Laid, RowSlots
 
 

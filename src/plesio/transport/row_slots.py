@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from plesio.errors import ConfigurationError, DeadlineError, ModelMismatchError, SharedMemoryError
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.system.memory import SharedBlock, anonymous_file
 from plesio.tables.spec import TableSpec
 from plesio.tensors.arena import PAGE

@@ -15,7 +15,7 @@ import torch
 
 from plesio.config.rules import TABLES
 from plesio.errors import ConfigurationError
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.strategy import Strategy
 from plesio.strategy.rules import why_not
 from plesio.tables.module import Table, flat_of

@@ -12,8 +12,8 @@ from plesio.core.membership import Seat
 from plesio.core.row_requests import RowRequests
 from plesio.core.sequencer import Sequencer
 from plesio.memory.row_tables import RowTables, ServedRows
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.table_server import Ask, Begin, Lay, Vacated
-from plesio.protocol.worker import RowsRequest
 from torture.bugs.planting import BUGS, bug
 from torture.server import Server
 from torture.sessions.envelopes import FromWorker

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.spec import RowSGD, TableSpec
 from plesio.tables.window import Rows
 from plesio.transport.row_slots import RowSlots

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from plesio.core.events import Cancel, Discard, Effect, Fold, FoldRows, Hold, Serve
 from plesio.memory.row_servers import RowServers
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.store import Store
 from plesio.tables.window import Rows
 from plesio.transport.row_slots import RowSlots

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.window import Rows
 from torture.process import Process
 from torture.sessions.session import News, Phase, Welcome

@@ -17,7 +17,7 @@ import msgspec
 from plesio.core.events import Effect, Fold, Serve
 from plesio.memory.row_servers import RowServers
 from plesio.memory.surviving_rows import SurvivingRows
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.store import Folded, Store
 from plesio.transport.row_slots import RowSlots
 from torture.model import Image

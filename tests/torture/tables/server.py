@@ -11,7 +11,7 @@ import msgspec
 from plesio.core.events import Effect, Fold, FoldRows, Hold, Joined, Pushed
 from plesio.launch.local.table_links import TableLink
 from plesio.memory.row_servers import RowServers
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.transport.channel import ChannelClosedError
 from plesio.transport.row_slots import RowSlots
 from torture.model import Image

@@ -19,7 +19,7 @@ from plesio.launch.local.children import keep_to_itself, reported_to
 from plesio.observe.summary import Evaluation
 from plesio.protocol.evaluator import Judged, Snapshot, SnapshotRequest, Told
 from plesio.protocol.launcher import Evaluated
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.server.judge import Judge
 from plesio.system.memory import SharedBlock
 from plesio.tables.module import named_tables

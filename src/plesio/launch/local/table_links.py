@@ -13,8 +13,8 @@ from plesio.launch.local.handlers import Handlers
 from plesio.memory.blocks import Blocks
 from plesio.memory.row_servers import RowServers
 from plesio.observe.totals import RowServer, RowsSummary
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.table_server import Answered, Ask, Begin, Bells, FromTableServer, Lay, Reading, Stands, Vacated
-from plesio.protocol.worker import RowsRequest
 from plesio.tables.file import in_memory
 from plesio.transport.channel import DESCRIPTORS_MAX, Channel, ChannelClosedError, readable
 from plesio.transport.row_slots import RowSlots

@@ -21,6 +21,7 @@ from plesio.memory.machine import Machine
 from plesio.protocol import worker as protocol
 from plesio.protocol.coding import ProtocolError
 from plesio.protocol.launcher import Opened, RoundMade
+from plesio.protocol.rows import RowsRequest
 from plesio.server.interfaces import Replies
 from plesio.server.lines import Line
 from plesio.server.opening import Opening
@@ -244,7 +245,7 @@ class WorkerLines(Replies):
             self._cut_off(line, error)
             return
         match message:
-            case protocol.LeaseRequest() | protocol.RowsRequest():
+            case protocol.LeaseRequest() | RowsRequest():
                 if self._world.once(lambda: readable(line.messages.descriptor, 0.0)):  # what it said before it asked
                     self.from_doorbell(line)
                 self._give(line, message)

@@ -24,6 +24,7 @@ from plesio.memory.blocks import arenas
 from plesio.observe.clients import Visit
 from plesio.protocol import worker as messages
 from plesio.protocol.launcher import Finished, LoggedByWorker, Returned, StopRequest, Visited
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.reading.place import ReadingPlace
 from plesio.system.allocator import keep_freed_memory
 from plesio.system.memory import CopyOnWriteView, SharedBlock
@@ -190,7 +191,7 @@ class ProcessContext(GatheringContext):
         if self._begun_s is None:
             self._await(partial(readable, self._server.fileno()))
         reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
-        if isinstance(reply, messages.RowsServed) and reply.ahead and not self._awaits_rows:
+        if isinstance(reply, RowsServed) and reply.ahead and not self._awaits_rows:
             self._rows_came = True  # behind which there is what is waited for
             reply, descriptors = self._server.receive(self._timeout_s, waiting_for)
         return reply, descriptors
@@ -201,7 +202,7 @@ class ProcessContext(GatheringContext):
         self.state.stopped = self.state.stopped or reply.stop
         return reply
 
-    def _rows(self, request: messages.RowsRequest) -> None:
+    def _rows(self, request: RowsRequest) -> None:
         """Ask for rows of tables, unless that was done ahead, and wait until they are there."""
         assert self._exchange is not None, "its model has tables"
         began_s = self._exchange.pacer.now_s()
@@ -210,10 +211,10 @@ class ProcessContext(GatheringContext):
         if self._served >= 0:
             assert self._server is not None, "an island has no tables"
             if not wait_served(self._slots, self.number, request, self._served, self._server.fileno(), self._timeout_s):
-                self._ask(messages.RowsServed, "rows of tables")  # it says why they do not come
+                self._ask(RowsServed, "rows of tables")  # it says why they do not come
         elif not (request.ahead and self._rows_came):
             self._awaits_rows = request.ahead
-            self._ask(messages.RowsServed, "rows of tables")
+            self._ask(RowsServed, "rows of tables")
         self._exchange.used.waited_s += self._exchange.pacer.now_s() - began_s
         if request.ahead:
             self._rows_came = self._awaits_rows = False

@@ -20,6 +20,7 @@ from plesio.protocol import remote
 from plesio.protocol import worker as messages
 from plesio.protocol.coding import ProtocolError, decoder_of
 from plesio.protocol.payloads import WORDS, Payloads, copies, cut, payloads_of, words_in
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.strategy import Strategy
 from plesio.tensors import cut as fragments
 from plesio.tensors.arena import ALL_PARTS, Arena, Kind, Layout, TensorSpec
@@ -65,7 +66,7 @@ class WorkerDialogue(Dialogue):
     def may_ask(self, _: object) -> bool:
         return self.answers > 0 and not self.asking
 
-    def may_ask_rows(self, request: messages.RowsRequest) -> bool:
+    def may_ask_rows(self, request: RowsRequest) -> bool:
         return self.answers > 0 and self.rows.may_ask(request, self.steps + 1, self.answers)
 
     def may_contribute(self, made: messages.Contribution) -> bool:
@@ -101,10 +102,10 @@ class WorkerDialogue(Dialogue):
     def asks(self, message: object) -> None:
         self.asking = isinstance(message, messages.LeaseRequest | messages.AskAhead)
 
-    def asked_rows(self, request: messages.RowsRequest) -> messages.RowsServed | None:
+    def asked_rows(self, request: RowsRequest) -> RowsServed | None:
         self.rows.check_keys(request)
         self.rows.note(request)
-        return None if request.wanted else messages.RowsServed(request.ahead)
+        return None if request.wanted else RowsServed(request.ahead)
 
     def contributed(self, made: messages.Contribution) -> None:
         layout, packing = self.payloads.layout, self.payloads.packing
@@ -130,12 +131,12 @@ class WorkerDialogue(Dialogue):
         """What several servers of rows ring, if there are such."""
         return self.rows.bell
 
-    def rung(self) -> list[messages.RowsServed]:
+    def rung(self) -> list[RowsServed]:
         return self.rows.rung()
 
     def heard(self, message: messages.ToWorker) -> None:
         """The server has said this to it."""
-        if isinstance(message, messages.RowsServed):
+        if isinstance(message, RowsServed):
             self.rows.served(message.ahead)
 
     def begins(self, answer: messages.Answer) -> bool:
@@ -154,7 +155,7 @@ FROM_WORKER = Routes(
     Say(messages.Hello, FrameKind.CHANNEL, lambda t, one: not t.said[type(one)], then=W.greeted),
     Say(messages.Ready, FrameKind.CHANNEL, lambda t, one: t.said[messages.Welcome] > t.said[type(one)], W.beginning),
     Say(messages.LeaseRequest, FrameKind.CHANNEL, W.may_ask, then=W.asks),
-    Say(messages.RowsRequest, FrameKind.CHANNEL, W.may_ask_rows, lambda t, one: t.rows.keys(one), W.asked_rows),
+    Say(RowsRequest, FrameKind.CHANNEL, W.may_ask_rows, lambda t, one: t.rows.keys(one), W.asked_rows),
     Say(messages.AskAhead, FrameKind.DOORBELL, W.may_ask, then=W.asks),
     Say(messages.Contribution, FrameKind.DOORBELL, W.may_contribute, W.contribution, W.contributed),
     Say(messages.DroppedStep, FrameKind.DOORBELL, lambda t, _: t.steps + 1 < t.answers),
@@ -168,7 +169,7 @@ TO_WORKER = Routes(
     Say(messages.Refused, FrameKind.CHANNEL, then=W.asks),
     Say(messages.LeaseReply, FrameKind.CHANNEL, then=W.asks),
     Say(
-        messages.RowsServed,
+        RowsServed,
         FrameKind.CHANNEL,
         lambda t, one: t.rows.is_due(one.ahead),
         lambda t, one: t.rows.due(one.ahead),

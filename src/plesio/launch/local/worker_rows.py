@@ -21,7 +21,7 @@ from typing import Self
 import numpy as np
 
 from plesio.protocol.coding import ProtocolError
-from plesio.protocol.worker import RowsRequest, RowsServed
+from plesio.protocol.rows import RowsRequest, RowsServed
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import MOST, RowSlots

@@ -39,6 +39,7 @@ from plesio.core.events import Whereabouts
 from plesio.errors import PlesioError, WorkerError, traceback_of, words_of
 from plesio.launch.participation import Participation
 from plesio.observe.clients import Visit
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.worker import (
     A,
     Beginning,
@@ -51,7 +52,6 @@ from plesio.protocol.worker import (
     LeaseRequest,
     Need,
     Ready,
-    RowsRequest,
 )
 from plesio.strategy import Strategy
 from plesio.strategy.answers import Every

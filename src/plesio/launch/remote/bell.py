@@ -17,6 +17,7 @@ from plesio.protocol import worker as messages
 from plesio.protocol.coding import decoder_of, encode
 from plesio.protocol.payloads import WORDS, Payloads, cut
 from plesio.protocol.remote import Pull
+from plesio.protocol.rows import RowsServed
 from plesio.protocol.worker import A, Answer, Beginning, GoOn
 from plesio.tensors.arena import Arena
 from plesio.tensors.carrying import Carried
@@ -41,7 +42,7 @@ class RemoteBell:
     def __init__(self, link: WorkerLink, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
-        self.rows: RemoteRows | None = None
+        self.rows = RemoteRows((), 0)  # of a model with tables, others
         self.state: tuple[Carried, Sequence[Arena]] | None = None
         """What the optimizer goes on with, if it was sent."""
         self._rejoin = rejoin
@@ -68,7 +69,7 @@ class RemoteBell:
 
     def send(self, message: messages.FromWorker) -> None:
         payload = self.payload(message) if isinstance(message, messages.Contribution) else []
-        if isinstance(message, messages.Contribution) and message.beside.rows and self.rows is not None:
+        if isinstance(message, messages.Contribution) and message.beside.rows:
             payload += self.rows.gradients(message.number)
         if isinstance(message, messages.Contribution) and message.beside.goes_on and not self.reseated:
             frame = FrameKind.DOORBELL, encode(message), payload
@@ -222,7 +223,7 @@ class RemoteBell:
             if isinstance(self._came, messages.StateGiven):
                 self.state = self._came.carried, [Arena.private(self._payloads.layout) for _ in self._came.carried.keys]
                 return self.whole(self.state[1])
-            return self.rows.coming() if isinstance(self._came, messages.RowsServed) and self.rows is not None else ()
+            return self.rows.coming() if isinstance(self._came, RowsServed) else ()
         if frame.kind is not FrameKind.ANSWER:
             self._came = None
             return self._into

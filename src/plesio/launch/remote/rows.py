@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.tables.spec import TableSpec
 from plesio.transport.row_payloads import RowPayloads
 from plesio.transport.row_slots import RowSlots

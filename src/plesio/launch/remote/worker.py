@@ -7,17 +7,16 @@ where the model reads it, and a slot, from which each contribution is sent where
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from plesio.errors import ConfigurationError
 from plesio.launch.gathering import GatheringContext
 from plesio.launch.participation import Reply
 from plesio.launch.remote.bell import RemoteBell
+from plesio.launch.remote.far_rows import FarRows
 from plesio.launch.remote.link import WorkerLink
-from plesio.launch.remote.rows import RemoteRows
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
 from plesio.protocol import worker as messages
@@ -25,12 +24,11 @@ from plesio.protocol.coding import encode
 from plesio.protocol.payloads import copies, payloads_of
 from plesio.protocol.worker import Beginning
 from plesio.strategy import Strategy
-from plesio.tables.file import KeptRows
 from plesio.tensors.arena import Arena, Layout
 from plesio.tensors.carrying import Carried, States, brought_back
 from plesio.transport.ring import Ring, nothing_to_renew
 from plesio.transport.wire import FrameKind
-from plesio.worker.exchanges.place import Place, RowsPlace
+from plesio.worker.exchanges.place import Place
 from plesio.worker.exchanges.server import SeatLostError
 from plesio.worker.introduction import Taking
 from plesio.worker.pacer import Pacer
@@ -56,7 +54,6 @@ class RemoteContext(GatheringContext):
         self._link = link
         self._asks = False  # for data
         self._servers = terms.servers
-        self._brought: tuple[str, ...] = ()  # the tables that have rows of before the run
 
     @property
     def ticket(self) -> bytes:
@@ -79,15 +76,14 @@ class RemoteContext(GatheringContext):
         initial = [Arena.private(layout) for _ in range(copies(hello))]
         self._hello, self._carried = hello, initial[1:]
         self._line.lay_out(payloads_of(hello, strategy, self.island.rank == 0), ring, slot)
-        rows = None
+        assert self._used is not None, "it prepares"
+        self._rows = FarRows(self._line, hello.tables, self._servers, self._ask, self._used, self.now_s)
         if hello.tables:
-            self._line.rows = RemoteRows(hello.tables, self._servers)
-            rows = RowsPlace(self._line.rows.slots, self._rows, self._send_rows, self._bring)
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
         in_place = any(reads_in_place(one, layout, given.model) for one in strategy.phases)
         renew = nothing_to_renew if in_place else None
         versions = Ring((ring,), renew=renew)
-        return Place(layout, initial, True, versions, slot, brought=self._brought_state, rows=rows)
+        return Place(layout, initial, True, versions, slot, brought=self._brought_state, rows=self._rows.place)
 
     def _brought_state(self) -> States:
         """What the optimizer goes on with, as it was sent."""
@@ -100,9 +96,6 @@ class RemoteContext(GatheringContext):
     def _memory(self, layout: Layout) -> tuple[Arena, Arena]:
         """Where versions come, and where contributions are made."""
         return Arena.private(layout), Arena.private(layout)
-
-    def _bring(self, rows: Mapping[str, KeptRows]) -> None:
-        self._brought = tuple(rows)
 
     def _ready(self, place: Place) -> None:
         while True:
@@ -117,24 +110,16 @@ class RemoteContext(GatheringContext):
         if self._begun_s is None:
             self._await(self._line.heard)
         welcome = self._ask(messages.Welcome, "every worker to prepare its model")
-        if welcome.first and self._brought:
-            raise ConfigurationError(
-                f"the model's tables have rows ({', '.join(self._brought)}), with which the run would begin, and a worker of "
-                "another host cannot hand them over: start a worker on the head's own host first, or go on with resume="
-            )
-        self._line.say(
-            FrameKind.CHANNEL,
-            messages.Ready(),
-            self._line.whole(initial) if welcome.first else (),
-        )
+        if welcome.first:
+            self._rows.refuse_brought()
+        self._line.say(FrameKind.CHANNEL, messages.Ready(), self._line.whole(initial) if welcome.first else ())
         if self._begun_s is None:
             self._await(self._line.heard)
 
     def _rejoin(self) -> Beginning:
         """Introduce the worker anew, until it can go on from a version."""
         assert self._exchange is not None and self._used is not None, "a seat is lost during training"
-        if self._line.rows is not None:
-            self._line.rows.forget()
+        self._line.rows.forget()
         if self._line.untold is not None:
             beginning, self._line.untold = self._line.untold, None
             return beginning
@@ -151,9 +136,9 @@ class RemoteContext(GatheringContext):
                 beginning = self._line.answer(Beginning, self._timeout_s, 0, 0)
                 break
         if beginning.version < self.state.version:
-            without = " without rows of tables" if self._line.rows is not None and not beginning.version else ""
+            how = "" if beginning.version else self._rows.lost
             warn(
-                f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{without}"
+                f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{how}"
             )
         return beginning
 
@@ -171,37 +156,6 @@ class RemoteContext(GatheringContext):
         self.state.stopped = self.state.stopped or reply.stop
         self._asks = False
         return reply
-
-    def _send_rows(self, request: messages.RowsRequest) -> None:
-        assert self._line.rows is not None, "its model has tables"
-        self._line.say(FrameKind.CHANNEL, request, self._line.rows.sent(request))
-
-    def _rows(self, request: messages.RowsRequest) -> None:
-        """If the seat is lost, so is the step that needs the rows. The loop hears of it when it sends that, and computes until
-        then from what lies there."""
-        assert self._used is not None, "it has prepared"
-        began_s = self.now_s()
-        with suppress(SeatLostError):
-            if request.number:
-                self._rows_for(request)
-            else:
-                self._read(request)
-        self._used.waited_s += self.now_s() - began_s
-
-    def _read(self, request: messages.RowsRequest) -> None:
-        """These are part of no step: where the seat is lost, the next one gives them."""
-        untold, self._line.untold = self._line.untold, None
-        while True:
-            try:
-                self._rows_for(request)
-                break
-            except SeatLostError as lost:
-                untold = lost.rejoin()
-        self._line.untold = untold
-
-    def _rows_for(self, request: messages.RowsRequest) -> None:
-        self._send_rows(replace(request, wanted=()) if request.ahead else request)
-        self._ask(messages.RowsServed, "rows of tables")
 
     def _ask(self, kind: type[Reply], waiting_for: str) -> Reply:
         return self._expected(kind, self._line.reply(kind, self._timeout_s, waiting_for))

@@ -8,7 +8,8 @@ from typing import Any
 
 from plesio.core.events import Abandoned, Joined, LeaseWanted, Left, Pushed, RowsWanted, Whereabouts, WorkerEvent
 from plesio.launch.one_process.greenlets import GreenletWorker, Peek, Request, StillTimer, Watcher
-from plesio.protocol.worker import LeaseReply, LeaseRequest, Need, RowsRequest, RowsServed
+from plesio.protocol.rows import RowsRequest, RowsServed
+from plesio.protocol.worker import LeaseReply, LeaseRequest, Need
 from plesio.transport.doorbell import Located
 from plesio.worker.data.use import DataUse
 

@@ -45,6 +45,7 @@ from plesio.launch.replayed.repeatable import ReplayError, changed, check_beginn
 from plesio.launch.torch_settings import TorchSettings
 from plesio.observe.meter import Meter
 from plesio.protocol.journal import NO_END, Journal, JournalError, read_journal, records
+from plesio.protocol.rows import RowsRequest
 from plesio.protocol.worker import (
     Beginning,
     Contribution,
@@ -52,7 +53,6 @@ from plesio.protocol.worker import (
     LeaseReply,
     LeaseRequest,
     Ready,
-    RowsRequest,
     Supply,
 )
 from plesio.server.checkpointer import Checkpointer

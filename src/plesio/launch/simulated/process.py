@@ -12,7 +12,8 @@ from plesio.launch.one_process.greenlets import Peek
 from plesio.launch.simulated.clock import VirtualClock
 from plesio.launch.simulated.workers import Answer, Message, Participant, State
 from plesio.observe.meter import WorkerMeter
-from plesio.protocol.worker import Contribution, Need, RowsRequest, RowsServed, Supply
+from plesio.protocol.rows import RowsRequest, RowsServed
+from plesio.protocol.worker import Contribution, Need, Supply
 from plesio.server.program import NO_ANSWER
 from plesio.transport.doorbell import Located
 

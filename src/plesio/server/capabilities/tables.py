@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plesio.core.events import FoldRows, RowsWanted, Serve
-from plesio.protocol.worker import Contribution, RowsRequest, RowsServed
+from plesio.protocol.rows import RowsRequest, RowsServed
+from plesio.protocol.worker import Contribution
 from plesio.server.capability import Capability, Serving
 
 

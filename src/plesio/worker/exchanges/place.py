@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from plesio.protocol.worker import RowsRequest
+from plesio.protocol.rows import RowsRequest
 from plesio.system.memory import SharedBlock
 from plesio.tables.file import KeptRows
 from plesio.tables.module import named_tables
