@@ -31,7 +31,7 @@ class FarRows:
         used: DataUse,
         now_s: Callable[[], float],
     ) -> None:
-        line.rows = rows = RemoteRows(tables, servers)
+        line.rows = rows = RemoteRows(tables, servers if tables else 0)
         self._line, self._ask, self._used, self._now_s = line, ask, used, now_s
         self._brought: tuple[str, ...] = ()  # the tables that have rows of before the run
         self.place = RowsPlace(rows.slots, self._fetch, self._send, self._bring) if tables else None
