@@ -288,6 +288,47 @@ def test_a_seat_that_was_left_is_free_for_another(tmp_path: Path) -> None:
     check_replay(done, train)
 
 
+def ending_once(worker: ps.Worker, folder: Path, killed: bool) -> None:
+    """The first process ends in the middle of the second pass, and another goes on. Each leaves the samples of its steps."""
+    model = mlp()
+    loader: Any = DataLoader(Numbered(ROWS), batch_size=BATCH, shuffle=True)
+    model, optimizer, loader = worker.prepare(model, sgd(model), loader)
+    for epoch in range(EPOCHS):
+        for number, (samples, inputs, labels) in enumerate(loader):
+            if (epoch, number) == (1, 2) and not (folder / "ended").exists():
+                (folder / "ended").touch()
+                worker.leave()
+                if killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            with (folder / f"pass-{epoch}").open("a") as file:
+                file.writelines(f"{sample}\n" for sample in samples.tolist())
+
+
+@pytest.mark.parametrize("far", [True, False], ids=["far", "near"])
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "left"])
+def test_who_goes_on_in_the_middle_of_a_lone_workers_pass_has_its_order(
+    tmp_path: Path, killed: bool, far: bool
+) -> None:
+    with remote.head(far, rejoin_s=60.0) as door:
+        train = partial(ending_once, folder=tmp_path, killed=killed)
+        door.fork(train, rank=0)
+
+        def look(live: Any) -> None:
+            words = "died" if killed else "left in good order"
+            if any(words in one.what for one in live.events) and len(door.pids) == 1:
+                door.fork(train, rank=0)
+
+        done = door.run("sync_sgd", 1, watch=look, runs=tmp_path)
+        assert door.end() == [-signal.SIGKILL if killed else 0, 0]
+    for epoch in range(EPOCHS):
+        assert sorted(map(int, (tmp_path / f"pass-{epoch}").read_text().split())) == [*range(ROWS)]
+    assert (done.batches_unvisited, done.steps) == (0, STEPS)
+    check_replay(done, train)
+
+
 def told_late(worker: ps.Worker) -> None:
     leaving(worker, at=-1, who=0)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from plesio.attachments import Attachments, Halves
 from plesio.attachments.counters import Counting
+from plesio.attachments.orders import Ordering
 from plesio.attachments.schedules import CARRIED_MAX, Scheduling
 from plesio.errors import ConfigurationError
 from plesio.protocol.coding import ProtocolError, encode
@@ -48,6 +49,25 @@ def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tupl
     again = Attachments(WORKERS)
     again.restore(msgspec.msgpack.decode(encode(attachments.kept())))
     assert again.kept() == attachments.kept()
+
+
+def test_what_a_pass_was_drawn_from_goes_to_another_process_until_that_begins_one() -> None:
+    attachments, half = Attachments(WORKERS), Halves()
+    half.of(Ordering).began = 1, bytes(range(9))
+    attachments.told(1, half.take(PUSHING))
+    assert half.take(PUSHING) == {}, "nothing is new"
+    assert attachments.order_of(1) is None, "it knows that"
+    half.lost()
+    assert half.take(PUSHING) != {}, "it may not have come"
+    again = Attachments(WORKERS)
+    again.restore(msgspec.json.decode(msgspec.json.encode(attachments.kept())))  # as in a checkpoint
+    attachments.again(1)
+    for server in attachments, again:
+        assert [server.order_of(worker) for worker in range(WORKERS)] == [None, (1, bytes(range(9))), None]
+        successor = Halves()
+        successor.of(Ordering).began = 2, b""
+        server.told(1, successor.take(PUSHING))
+        assert server.order_of(1) is None
 
 
 def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:

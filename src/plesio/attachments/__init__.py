@@ -13,13 +13,14 @@ import msgspec
 
 from plesio.attachments.attachment import Attachment, Half, Pushing
 from plesio.attachments.counters import Counters, Counting
+from plesio.attachments.orders import Drawn, Ordering, Orders
 from plesio.attachments.schedules import Schedules, Scheduling
 from plesio.attachments.speeds import Sharing, Speeds
 from plesio.attachments.turns import ClientTurns, Turning
 from plesio.protocol.coding import MALFORMED, ProtocolError, decoder_of, encode
 from plesio.protocol.worker import Attached
 
-BOTH = (Counters, Counting), (Schedules, Scheduling), (ClientTurns, Turning), (Speeds, Sharing)
+BOTH = (Counters, Counting), (Schedules, Scheduling), (ClientTurns, Turning), (Speeds, Sharing), (Orders, Ordering)
 ATTACHMENTS: dict[type[Attachment], type[Half]] = dict(BOTH)
 HALVES = {attachment.name: half for attachment, half in ATTACHMENTS.items()}
 SAID: dict[str, Callable[[bytes], Any]] = {attachment.name: decoder_of(attachment.said) for attachment in ATTACHMENTS}
@@ -56,6 +57,12 @@ class Attachments:
         turns = self._all[ClientTurns.name]
         assert isinstance(turns, ClientTurns)
         return turns.taken(worker)
+
+    def order_of(self, worker: int) -> Drawn | None:
+        """From what another process in this seat drew its pass."""
+        orders = self._all[Orders.name]
+        assert isinstance(orders, Orders)
+        return orders.of(worker)
 
     def answered(self, worker: int) -> None:
         """The contribution of `worker` is dealt with."""

@@ -139,7 +139,7 @@ class GroupGiven(msgspec.Struct, tag=True, frozen=True):
 class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     """The server to a worker: (epoch, batch) pairs; none means there are none left, or `stop`. `epoch`, `through`,
     `begun_s`: as in `Leased`. `choices`: who may be drawn from which epoch on, as far as the worker was not told
-    (`DataLeases.choices`)."""
+    (`DataLeases.choices`). `drawn`: of a pass that another process began, see `plesio.attachments.orders`."""
 
     batches: tuple[tuple[int, int], ...] = ()
     stop: bool = False
@@ -147,6 +147,7 @@ class LeaseReply(msgspec.Struct, tag=True, frozen=True):
     through: int = 0
     begun_s: float = 0.0
     choices: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    drawn: tuple[int, bytes] | None = None
 
 
 Need = LeaseRequest | RowsRequest

@@ -573,7 +573,8 @@ class Program:
         worker, choices = leased.worker, self.sequencer.leases.choices
         if not self.listening[worker]:
             return
-        reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
+        drawn = self.checkpointer.attachments.order_of(worker)
+        reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s, drawn=drawn)
         if choices and (new := choices[self._told_choices[worker] :]):
             reply, self._told_choices[worker] = replace(reply, choices=tuple(new)), len(choices)
         self.replies.supplied(worker, reply)

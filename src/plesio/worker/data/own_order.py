@@ -30,7 +30,7 @@ class OwnOrder(BatchOrder):
 
     def begin(self, epoch: int) -> None:
         """A pass begins; the DataLoader that makes its batches draws the seed."""
-        self._is_anothers = epoch > 0 and self._draws.is_new
+        self._is_anothers = epoch > 0 and not self._draws.knows(epoch)
         self._draws.begin(epoch)
         self._indices, self._number = iter(self._sampler), 0
 

@@ -22,10 +22,20 @@ class OwnDraws:
         self._start: RandomState | None = None  # of the pass under way
         self._saved: dict[str, Any] | None = None  # until the first pass of a resumed run
 
+    def knows(self, epoch: int) -> bool:
+        """Whether it has what that pass was begun with, if another process began it."""
+        return self._epoch >= 0 or (self._saved is not None and self._saved["epoch"] == epoch)
+
+    def goes_on(self, epoch: int, start: bytes) -> None:
+        """Another process began that pass from there. What is drawn beside its order is this one's own."""
+        if self._epoch < 0 and self._saved is None:
+            self._saved = {"epoch": epoch, "start": start, "now": RandomState(self.generators).packed()}
+
     @property
-    def is_new(self) -> bool:
-        """Whether this process drew no pass yet, and knows nothing of one before."""
-        return self._epoch < 0 and self._saved is None
+    def start(self) -> bytes:
+        """The sources as the pass under way began."""
+        assert self._start is not None, "it began"
+        return self._start.packed()
 
     def begin(self, epoch: int) -> None:
         """A pass over the data begins; the first of a resumed run begins as it did before, or goes on from what was saved."""
