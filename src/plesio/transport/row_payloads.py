@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from plesio.core.events import Count
 from plesio.protocol.rows import RowsRequest
-from plesio.protocol.worker import Count
 from plesio.transport.row_slots import Laid, RowSlots
 
 

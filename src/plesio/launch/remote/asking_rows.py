@@ -19,7 +19,7 @@ from plesio.worker.exchanges.place import RowsPlace
 from plesio.worker.exchanges.server import SeatLostError
 
 
-class FarRows:
+class AskingRows:
     """Of one worker, over its `line`; `ask` waits for the server's next message of a kind. Without tables it does nothing."""
 
     def __init__(
@@ -31,12 +31,13 @@ class FarRows:
         used: DataUse,
         now_s: Callable[[], float],
     ) -> None:
-        line.rows = rows = RemoteRows(tables, servers if tables else 0)
+        if tables:
+            line.rows = RemoteRows(tables, servers)
         self._line, self._ask, self._used, self._now_s = line, ask, used, now_s
         self._brought: tuple[str, ...] = ()  # the tables that have rows of before the run
-        self.place = RowsPlace(rows.slots, self._fetch, self._send, self._bring) if tables else None
-        self.lost = " without rows of tables" if tables else ""
-        """What is lost, too, where a restarted head begins anew."""
+        self.place = RowsPlace(line.rows.slots, self._fetch, self._send, self._bring) if tables else None
+        self.without = " without rows of tables" if tables else ""
+        """How a head was restarted that begins anew."""
 
     def _bring(self, rows: Mapping[str, KeptRows]) -> None:
         self._brought = tuple(rows)

@@ -42,7 +42,7 @@ class RemoteBell:
     def __init__(self, link: WorkerLink, worker: int, rejoin: Callable[[], Beginning]) -> None:
         self.reseated = False  # whether the worker lost its seat, and has to introduce itself
         self.untold: Beginning | None = None  # it has done so, and the loop does not know that its step is lost
-        self.rows = RemoteRows((), 0)  # of a model with tables, others
+        self.rows = RemoteRows((), 0)  # of a model with tables `AskingRows` has others
         self.state: tuple[Carried, Sequence[Arena]] | None = None
         """What the optimizer goes on with, if it was sent."""
         self._rejoin = rejoin

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from plesio.launch.gathering import GatheringContext
 from plesio.launch.participation import Reply
+from plesio.launch.remote.asking_rows import AskingRows
 from plesio.launch.remote.bell import RemoteBell
-from plesio.launch.remote.far_rows import FarRows
 from plesio.launch.remote.link import WorkerLink
 from plesio.observe.clients import Visit
 from plesio.protocol import launcher
@@ -77,7 +77,7 @@ class RemoteContext(GatheringContext):
         self._hello, self._carried = hello, initial[1:]
         self._line.lay_out(payloads_of(hello, strategy, self.island.rank == 0), ring, slot)
         assert self._used is not None, "it prepares"
-        self._rows = FarRows(self._line, hello.tables, self._servers, self._ask, self._used, self.now_s)
+        self._rows = AskingRows(self._line, hello.tables, self._servers, self._ask, self._used, self.now_s)
         if hello.tables:
             self._goes_on = lambda: False  # both sides might send, keys and an answer, and neither read
         in_place = any(reads_in_place(one, layout, given.model) for one in strategy.phases)
@@ -136,9 +136,9 @@ class RemoteContext(GatheringContext):
                 beginning = self._line.answer(Beginning, self._timeout_s, 0, 0)
                 break
         if beginning.version < self.state.version:
-            how = "" if beginning.version else self._rows.lost
+            without = "" if beginning.version else self._rows.without
             warn(
-                f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{how}"
+                f"the run went back from version {self.state.version} to {beginning.version}: its head was restarted{without}"
             )
         return beginning
 
