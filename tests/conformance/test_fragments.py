@@ -20,6 +20,7 @@ from plesio.strategy.answers import Codec, Int8, TopK
 from plesio.tensors.codecs import packer_for
 from plesio.tensors.codecs.packer import Packer
 from support import loops
+from support.codec_twins import assert_close_by_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*outer momentum")  # of few rounds
 Weights = dict[str, torch.Tensor]
@@ -218,7 +219,7 @@ def test_parts_that_travel_packed(codec: Codec, late: int) -> None:
     """Both ways; top-k to the server alone. What packing left out of a part is in what is sent, or shown, of it next."""
     back = None if isinstance(codec, TopK) else codec
     wanted = in_rounds(Outer(0.7, 0.6), 6, 2, 23, late, 2, codec, back)
-    assert_close(ran(ps.diloco(6, fragments=2, codec=codec, overlap=late > 0), 23, late), wanted)
+    assert_close_by_steps(ran(ps.diloco(6, fragments=2, codec=codec, overlap=late > 0), 23, late), wanted)
 
 
 @pytest.mark.parametrize("late", [0, 1])
