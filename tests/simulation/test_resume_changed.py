@@ -293,7 +293,7 @@ def test_what_does_not_go_on_is_told_in_one_incident_and_a_warning(
     was: Strategy, now: Strategy, workers: int, words: str, tmp_path: Path
 ) -> None:
     first = stopped(train, was, tmp_path)
-    with pytest.warns(RuntimeWarning, match="^resumed (under|with) ") as warned:
+    with pytest.warns(RuntimeWarning, match="^resumed (under|with) |another order") as warned:
         run = simulated(train, now, tmp_path, workers, resume=first)
     assert said(run)[1] == f"resumed {words}"
     assert f"resumed {words}" in [str(one.message) for one in warned]

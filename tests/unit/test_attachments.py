@@ -52,22 +52,24 @@ def test_counters_add_up_and_a_checkpoint_has_what_was_answered(turns: list[tupl
 
 
 def test_what_a_pass_was_drawn_from_goes_to_another_process_until_that_begins_one() -> None:
-    attachments, half = Attachments(WORKERS), Halves()
-    half.of(Ordering).began = 1, bytes(range(9))
-    attachments.told(1, half.take(PUSHING))
+    attachments, half, sources = Attachments(1), Halves(), bytes(range(9))
+    half.of(Ordering).began = 1, lambda: sources
+    attachments.told(0, half.take(PUSHING))
     assert half.take(PUSHING) == {}, "nothing is new"
-    assert attachments.order_of(1) is None, "it knows that"
+    assert attachments.order is None, "it knows that"
     half.lost()
     assert half.take(PUSHING) != {}, "it may not have come"
-    again = Attachments(WORKERS)
-    again.restore(msgspec.json.decode(msgspec.json.encode(attachments.kept())))  # as in a checkpoint
-    attachments.again(1)
+    again, several = Attachments(1), Attachments(2)
+    for one in again, several:
+        one.restore(msgspec.json.decode(msgspec.json.encode(attachments.kept())))  # as in a checkpoint
+    attachments.again(0)
+    assert several.order is None, "the run draws it"
     for server in attachments, again:
-        assert [server.order_of(worker) for worker in range(WORKERS)] == [None, (1, bytes(range(9))), None]
+        assert server.order == (1, sources)
         successor = Halves()
-        successor.of(Ordering).began = 2, b""
-        server.told(1, successor.take(PUSHING))
-        assert server.order_of(1) is None
+        successor.of(Ordering).began = 2, bytes
+        server.told(0, successor.take(PUSHING))
+        assert server.order is None
 
 
 def test_schedules_are_told_when_they_moved_and_a_new_process_hears_what_was_answered() -> None:

@@ -58,11 +58,12 @@ class Attachments:
         assert isinstance(turns, ClientTurns)
         return turns.taken(worker)
 
-    def order_of(self, worker: int) -> Drawn | None:
-        """From what another process in this seat drew its pass."""
+    @property
+    def order(self) -> Drawn | None:
+        """From what another process drew the pass of a run's only worker, for one that is new."""
         orders = self._all[Orders.name]
         assert isinstance(orders, Orders)
-        return orders.of(worker)
+        return orders.now
 
     def answered(self, worker: int) -> None:
         """The contribution of `worker` is dealt with."""

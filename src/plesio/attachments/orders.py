@@ -7,6 +7,7 @@ Several workers draw the order together, from the run's seed. A lone one draws i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -15,18 +16,19 @@ from plesio.attachments.attachment import Attachment, Half, Pushing
 from plesio.core.events import Count
 
 PACKED_MAX = 1 << 18
+"""In bytes: three sources and a generator are 16,000."""
 Drawn = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=PACKED_MAX)]]
 """The pass, counted from 0, and the sources as it began: a `RandomState`, packed."""
 
 
 class Orders(Attachment):
-    """Of the pass that each worker is in.
+    """Of the pass that a run's only worker is in.
 
     >>> orders = Orders(workers=1)
     >>> orders.told(0, (2, b"sources"))
-    >>> orders.of(0)  # the process that said so knows it
+    >>> orders.now  # the process that said so knows it
     >>> orders.again(0)
-    >>> orders.of(0)
+    >>> orders.now
     (2, b'sources')
     """
 
@@ -35,42 +37,45 @@ class Orders(Attachment):
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self.restore(None)
+        self._drawn: Drawn | None = None
+        self._is_new = True
 
     def told(self, worker: int, value: Drawn) -> None:
         """Also where the contribution comes to nothing: its batches are the next process's then, in the same order."""
-        self._made[worker] = value
-        self._new.discard(worker)
+        self._drawn, self._is_new = value, False
 
     def again(self, worker: int) -> None:
-        self._new.add(worker)
+        self._is_new = True
 
-    def of(self, worker: int) -> Drawn | None:
-        """What goes with the data of a process that has not said what it began itself."""
-        return self._made.get(worker) if worker in self._new else None
+    @property
+    def now(self) -> Drawn | None:
+        """What goes with the data of a process that has contributed nothing yet."""
+        return self._drawn if self._is_new else None
 
-    def kept(self) -> list[tuple[int, Drawn]] | None:
-        return [*self._made.items()] or None
+    def kept(self) -> Drawn | None:
+        return self._drawn
 
     def restore(self, kept: Any) -> None:
-        self._made = dict(msgspec.convert(kept or [], list[tuple[int, Drawn]]))
-        self._new = set(self._made)
+        """Where there are several by now, the run draws the order."""
+        self._drawn = msgspec.convert(kept, Drawn | None) if self.workers == 1 else None
+        self._is_new = True
 
 
 class Ordering(Half):
-    """A worker's: the pass that it `began`."""
+    """A worker's: the pass that it `began`, and what packs its sources as they were then."""
 
     heard = None
 
     def __init__(self) -> None:
-        self.began: Drawn | None = None
-        self._said: Drawn | None = None
+        self.began: tuple[int, Callable[[], bytes]] | None = None
+        self._said: object = None
 
     def take(self, pushing: Pushing) -> Drawn | None:
-        if self.began is self._said:
+        if self.began is None or self.began is self._said:
             return None
         self._said = self.began
-        return self.began
+        epoch, packed = self.began
+        return epoch, packed()
 
     def lost(self) -> None:
         self._said = None

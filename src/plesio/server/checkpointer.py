@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from plesio.attachments import Attachments
+from plesio.attachments.orders import Orders
 from plesio.attachments.schedules import NOWHERE, Schedules
 from plesio.core.leases import DataLeases
 from plesio.core.sequencer import Sequencer, SequencerState
@@ -242,5 +243,5 @@ def _of_new_data(manifest: Manifest) -> Manifest:
     workers = manifest.order.leases.workers
     order = msgspec.structs.replace(manifest.order, leases=DataLeases(workers, stealing=False).state(()))
     progress = tuple(msgspec.structs.replace(one, samples=0, batches=0) for one in manifest.progress)
-    attachments = manifest.attachments | {Schedules.name: [NOWHERE]}
+    attachments = manifest.attachments | {Schedules.name: [NOWHERE], Orders.name: None}
     return msgspec.structs.replace(manifest, order=order, progress=progress, attachments=attachments)

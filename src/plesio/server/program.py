@@ -573,8 +573,9 @@ class Program:
         worker, choices = leased.worker, self.sequencer.leases.choices
         if not self.listening[worker]:
             return
-        drawn = self.checkpointer.attachments.order_of(worker)
-        reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s, drawn=drawn)
+        reply = LeaseReply(leased.batches, False, leased.epoch, leased.through, leased.begun_s)
+        if (drawn := self.checkpointer.attachments.order) is not None:
+            reply = replace(reply, drawn=drawn)
         if choices and (new := choices[self._told_choices[worker] :]):
             reply, self._told_choices[worker] = replace(reply, choices=tuple(new)), len(choices)
         self.replies.supplied(worker, reply)

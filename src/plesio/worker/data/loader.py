@@ -130,8 +130,8 @@ class LeasedLoader(SourceWrapper):
         more = self._more(epoch)
         self.empty_pass = not more
         (self._order.begin if more else self._order.skip)(epoch)
-        if more and epoch and self._state.draws is not None:  # the first is as the script draws it, whoever does
-            self._state.attachments.of(Ordering).began = epoch, self._state.draws.start
+        if more and self._state.draws is not None:
+            self._state.attachments.of(Ordering).began = epoch, self._state.draws.start.packed
         indices = self._indices(epoch, more)
         return self._given(self._maker.over(indices) if self._counts else indices)  # a step's number is its own index
 
@@ -260,8 +260,8 @@ class LeasedLoader(SourceWrapper):
             self._forget_lost()  # while it asked
             self._granted.extend(reply.batches)
             self._told, self._through = reply.epoch, reply.through
-            if reply.drawn is not None and self._state.draws is not None:
-                self._state.draws.goes_on(*reply.drawn)
+            if reply.drawn is not None:
+                self._order.plain.goes_on(*reply.drawn)
             self._leased = len(reply.batches)
             self._all_own = self._lessor.in_parts and all(
                 number % self._workers == self._state.worker for _, number in reply.batches

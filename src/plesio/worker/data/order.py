@@ -66,6 +66,9 @@ class BatchOrder:
     def begin(self, epoch: int) -> None:
         """A pass over the epoch begins."""
 
+    def goes_on(self, epoch: int, start: bytes) -> None:
+        """Another process began that pass, with its sources so, if it drew the order from them."""
+
     def skip(self, epoch: int) -> None:
         """A pass over the epoch has nothing to do: a resumed run has done it, or others took all."""
 

@@ -28,9 +28,13 @@ class OwnOrder(BatchOrder):
         self._number = 0
         self._is_anothers = False  # the pass under way began in a process that ended
 
+    def goes_on(self, epoch: int, start: bytes) -> None:
+        self._draws.goes_on(epoch, start)
+
     def begin(self, epoch: int) -> None:
         """A pass begins; the DataLoader that makes its batches draws the seed."""
-        self._is_anothers = epoch > 0 and not self._draws.knows(epoch)
+        known = self._draws.knows(epoch) and can_draw_again(self._sampler)  # it may have a source of its own
+        self._is_anothers = self._draws.is_new and not known
         self._draws.begin(epoch)
         self._indices, self._number = iter(self._sampler), 0
 
@@ -63,11 +67,11 @@ class OwnOrder(BatchOrder):
         return found
 
     def _say_that_it_is_anothers(self, epoch: int) -> None:
-        """In the first pass a script draws the same again. Without a random order that holds in each, which nobody can see."""
+        """Without a random order it is the same, which nobody can see."""
         warnings.warn(
-            f"this process goes on in the middle of pass {epoch} for one that ended, which drew the order of that pass itself: "
-            "if it is shuffled, some samples come twice in this pass, and others not at all; with workers_max=2 the order is the "
-            "run's, whoever draws it",
+            f"this process goes on in the middle of pass {epoch} for one that ended, and may draw another order than that did: if "
+            "the data are shuffled by a source that it does not know, some samples come twice in this pass, and others not at "
+            "all; with workers_max=2 the order is the run's, whoever draws it",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -20,41 +20,49 @@ class OwnDraws:
         self.generators: list[torch.Generator] = []
         self._epoch = -1
         self._start: RandomState | None = None  # of the pass under way
-        self._saved: dict[str, Any] | None = None  # until the first pass of a resumed run
-
-    def knows(self, epoch: int) -> bool:
-        """Whether it has what that pass was begun with, if another process began it."""
-        return self._epoch >= 0 or (self._saved is not None and self._saved["epoch"] == epoch)
-
-    def goes_on(self, epoch: int, start: bytes) -> None:
-        """Another process began that pass from there. What is drawn beside its order is this one's own."""
-        if self._epoch < 0 and self._saved is None:
-            self._saved = {"epoch": epoch, "start": start, "now": RandomState(self.generators).packed()}
+        self._before: tuple[int, bytes] | None = (
+            None  # a pass that another process began, and from what, until the next begins
+        )
+        self._now: bytes | None = None  # from what all else goes on then, until that order is drawn
 
     @property
-    def start(self) -> bytes:
+    def is_new(self) -> bool:
+        """Whether this process began no pass yet."""
+        return self._epoch < 0
+
+    def knows(self, epoch: int) -> bool:
+        """Whether it has what another process began that pass from."""
+        return self._before is not None and self._before[0] == epoch
+
+    def goes_on(self, epoch: int, start: bytes) -> None:
+        """Another process began that pass from there, and nobody knows how far its sources were when it ended."""
+        if self.is_new and self._before is None:
+            self._before = epoch, start
+
+    @property
+    def start(self) -> RandomState:
         """The sources as the pass under way began."""
         assert self._start is not None, "it began"
-        return self._start.packed()
+        return self._start
 
     def begin(self, epoch: int) -> None:
         """A pass over the data begins; the first of a resumed run begins as it did before, or goes on from what was saved."""
-        if self._saved is not None:
-            again = self._saved["epoch"] == epoch
-            RandomState.unpacked(self._saved["start" if again else "now"], self.generators).restore()
-            if not again:
-                self._saved = None
+        if self._before is not None and self.knows(epoch):  # also after a look at it
+            RandomState.unpacked(self._before[1], self.generators).restore()
+        else:
+            if self._now is not None:
+                RandomState.unpacked(self._now, self.generators).restore()
+            self._before = self._now = None
         self._epoch, self._start = epoch, RandomState(self.generators)
 
     def rewind(self) -> None:
-        assert self._start is not None, "it began"
-        self._start.restore()
+        self.start.restore()
 
     def caught_up(self) -> None:
         """The order of an interrupted pass is drawn up to where it was; all but its generators go on from what was saved."""
-        if self._saved is not None:
-            RandomState.unpacked(self._saved["now"]).restore()
-            self._saved = None
+        if self._now is not None:
+            RandomState.unpacked(self._now).restore()
+            self._now = None
 
     def kept(self) -> dict[str, Any]:
         now = RandomState(self.generators)
@@ -63,4 +71,4 @@ class OwnDraws:
     def take_up(self, saved: dict[str, Any]) -> None:
         """Go on with what `kept` gave: at once, and again when the data is read, whatever is drawn until then."""
         RandomState.unpacked(saved["now"]).restore()
-        self._saved = saved
+        self._before, self._now = (saved["epoch"], saved["start"]), saved["now"]
