@@ -69,8 +69,8 @@ class OwnOrder(BatchOrder):
     def _say_that_it_is_anothers(self, epoch: int) -> None:
         """Without a random order it is the same, which nobody can see."""
         warnings.warn(
-            f"this process goes on in the middle of pass {epoch} for one that ended, and may draw another order than that did: if "
-            "the data are shuffled by a source that it does not know, some samples come twice in this pass, and others not at "
+            f"this process goes on in the middle of pass {epoch} for one that ended, and may draw another order than that did: "
+            "if the data are shuffled by a source that it does not know, some samples come twice in this pass, and others not at "
             "all; with workers_max=2 the order is the run's, whoever draws it",
             RuntimeWarning,
             stacklevel=2,
