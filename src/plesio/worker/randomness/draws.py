@@ -27,8 +27,8 @@ class OwnDraws:
 
     @property
     def is_new(self) -> bool:
-        """Whether this process began no pass yet."""
-        return self._epoch < 0
+        """Whether this process began no pass yet, and goes on with nothing that was saved."""
+        return self._epoch < 0 and self._now is None
 
     def knows(self, epoch: int) -> bool:
         """Whether it has what another process began that pass from."""
