@@ -20,9 +20,7 @@ class OwnDraws:
         self.generators: list[torch.Generator] = []
         self._epoch = -1
         self._start: RandomState | None = None  # of the pass under way
-        self._before: tuple[int, bytes] | None = (
-            None  # a pass that another process began, and from what, until the next begins
-        )
+        self._before: tuple[int, bytes] | None = None  # the pass that another process was in, and what that began from
         self._now: bytes | None = None  # from what all else goes on then, until that order is drawn
 
     @property
